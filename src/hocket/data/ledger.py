@@ -1,0 +1,373 @@
+"""Exact accounts of the pool: every item is drawn, then committed, discarded or returned.
+
+    committed + discarded = the epochs' frames, exactly, whatever the speeds and deaths.
+
+Two ledgers, one for each kind of strategy:
+
+* `ReplicatedLedger`, for synchronous strategies. They draw by number and settle in step, so every
+  learner can compute what all have done: each keeps the whole account by itself, and no message is
+  needed. Speeds cannot matter.
+* `SharedLedger`, for asynchronous strategies. They draw first come, first served, from counters
+  that all learners share: a dictionary in the simulator, the rendezvous store in real processes.
+
+Discarded items (stale, rejected) are counted and not drawn again; a returned item is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from hocket.data.pool import DRY, Ints, Pool, Ticket
+from hocket.effects import Outcome
+from hocket.errors import ContractError
+
+
+class Ledger(Protocol):
+    """What a runtime needs of either ledger, as one learner sees it."""
+
+    committed_frames: int
+    discarded_frames: int
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being drawn from; equal to the number of epochs once all is done."""
+        ...
+
+    @property
+    def pending_frames(self) -> int:
+        """Frames this learner has drawn and that nobody has settled."""
+        ...
+
+    def draw(self) -> Ticket:
+        """Take one item; a dry ticket if there is none until the ledger is closed."""
+        ...
+
+    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
+        """Say what became of `tickets` (None: of all that this learner has pending)."""
+        ...
+
+    def refresh(self) -> None:
+        """Look up what the others have settled meanwhile."""
+        ...
+
+    def exhausted(self) -> bool:
+        """True if there is nothing left to draw."""
+        ...
+
+    def closed(self) -> bool:
+        """True if every item of every epoch has been committed or discarded."""
+        ...
+
+
+class ReplicatedLedger:
+    """The account a synchronous learner keeps of everybody, by counting its own rounds.
+
+    The unsettled items of the epoch are dealt out in rounds, one column per member. All members
+    draw and settle in the same order, so when I have settled n rounds, so has everyone.
+    """
+
+    def __init__(self, pool: Pool, rank: int, members: tuple[int, ...]) -> None:
+        self._pool = pool
+        self._rank = rank
+        self.members = members
+        self._column = members.index(rank)
+        self.committed_frames = 0
+        self.discarded_frames = 0
+        self._epoch = 0
+        self._rounds = pool.rounds(0, members)
+        self._drawn = self._settled = 0
+        self._own_pending = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being drawn from."""
+        return self._epoch
+
+    @property
+    def pending_frames(self) -> int:
+        """Frames this learner has drawn and not settled."""
+        return self._own_pending
+
+    def draw(self) -> Ticket:
+        """Take the next round's item in this learner's column."""
+        if self.closed() or self._drawn == len(self._rounds):
+            return Ticket(self._epoch, DRY, 0, self._drawn - 1)
+        index = int(self._rounds[self._drawn, self._column])
+        self._drawn += 1
+        frames = 0 if index == DRY else int(self._pool.frames[index])
+        self._own_pending += frames
+        return Ticket(self._epoch, index, frames, self._drawn - 1)
+
+    def settle(
+        self,
+        outcome: Outcome,
+        tickets: tuple[Ticket, ...] | None = None,
+        alive: tuple[int, ...] | None = None,
+    ) -> None:
+        """Settle whole rounds: up to the newest ticket given, or all that have been drawn.
+
+        `alive` is who took part in the collective that completed this settlement. What others had
+        drawn comes back to the pool, which is dealt anew among those who live.
+        """
+        upto = self._drawn if tickets is None else 1 + max((t.round for t in tickets), default=-1)
+        block = self._rounds[self._settled : upto]
+        gone = [c for c, m in enumerate(self.members) if alive is not None and m not in alive]
+        returned = block if outcome == "return" else block[:, gone]
+        kept = block[:, :0] if outcome == "return" else np.delete(block, gone, axis=1)
+        if outcome == "commit":
+            self.committed_frames += self._pool.frames_of(kept)
+        elif outcome == "discard":
+            self.discarded_frames += self._pool.frames_of(kept)
+        self._settled = max(self._settled, upto)
+        self._own_pending = self._own_frames(self._settled, self._drawn)
+        if gone or outcome == "return":
+            self._deal_again(returned, alive or self.members)
+        if self._settled == len(self._rounds):
+            self._open(self._epoch + 1)
+
+    def _own_frames(self, first: int, last: int) -> int:
+        return self._pool.frames_of(self._rounds[first:last, self._column])
+
+    def _deal_again(self, returned: Ints, members: tuple[int, ...]) -> None:
+        queue = np.concatenate([returned.ravel(), self._rounds[self._settled :].ravel()])
+        self.members = members
+        self._column = members.index(self._rank)
+        self._rounds = self._pool.deal(queue[queue != DRY], members)
+        self._drawn = self._settled = self._own_pending = 0
+
+    def _open(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._drawn = self._settled = self._own_pending = 0
+        if epoch < self._pool.epochs:
+            self._rounds = self._pool.rounds(epoch, self.members)
+
+    def refresh(self) -> None:
+        """Nothing to look up: the account is complete as it is."""
+
+    def exhausted(self) -> bool:
+        """True once the last epoch is closed; within an epoch a dry learner just waits."""
+        return self._epoch >= self._pool.epochs
+
+    closed = exhausted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, also with other learners."""
+        rest = None if self.closed() else self._rounds[self._settled :].ravel()
+        return {
+            "epoch": self._epoch,
+            "unsettled": None if rest is None else [int(i) for i in rest if i != DRY],
+            "rounds_ahead": self._drawn - self._settled,
+            "committed_frames": self.committed_frames,
+            "discarded_frames": self.discarded_frames,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
+        """Go on from a saved account; other learners get what is unsettled dealt anew."""
+        self.committed_frames = state["committed_frames"]
+        self.discarded_frames = state["discarded_frames"]
+        self._open(state["epoch"])
+        if state["unsettled"] is not None:
+            queue = np.array(state["unsettled"], dtype=np.int64)
+            self._rounds = self._pool.deal(queue, self.members)
+            if same_learners:
+                self._drawn = state["rounds_ahead"]
+                self._own_pending = self._own_frames(0, self._drawn)
+
+
+class Counters(Protocol):
+    """The little that learners must share: atomic counters and named values."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add and return the new value; atomic."""
+        ...
+
+    def put(self, key: str, value: str) -> None:
+        """Store a value."""
+        ...
+
+    def get(self, key: str) -> str:
+        """Return a stored value."""
+        ...
+
+
+@dataclass
+class LocalCounters:
+    """Counters within one process: the simulator's."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add and return the new value."""
+        self.numbers[key] = self.numbers.get(key, 0) + amount
+        return self.numbers[key]
+
+    def put(self, key: str, value: str) -> None:
+        """Store a value."""
+        self.values[key] = value
+
+    def get(self, key: str) -> str:
+        """Return a stored value."""
+        return self.values[key]
+
+
+class SharedLedger:
+    """One asynchronous learner's view of the common account.
+
+    Draw t of all learners is item (t mod N) of epoch (t div N): learners run on into the next
+    epoch while others finish this one. With fixed shards each learner counts its own draws.
+    """
+
+    def __init__(self, pool: Pool, rank: int, members: tuple[int, ...], counters: Counters) -> None:
+        self._pool = pool
+        self._counters = counters
+        self._num_draws = pool.epochs * len(pool)
+        self._shard = members.index(rank), len(members)
+        self._lane = 0  # own draws, with fixed shards
+        self._pending: dict[tuple[int, int], Ticket] = {}
+        self._settled_for_others: set[tuple[int, int]] = set()
+        self.committed_frames = 0
+        self.discarded_frames = 0
+        self.refresh()
+
+    @property
+    def epoch(self) -> int:
+        """The oldest epoch that is not settled, counted by items."""
+        return min(self._settled // len(self._pool), self._pool.epochs)
+
+    @property
+    def pending_frames(self) -> int:
+        """Frames this learner has drawn and not settled itself."""
+        return sum(t.frames for t in self._pending.values())
+
+    def draw(self) -> Ticket:
+        """Take the next item: first come, first served, then what others gave back."""
+        place = self._next_fixed() if self._pool.sharding == "fixed" else self._next_of_pool()
+        place = place or self._next_returned()
+        if place is None:
+            return Ticket(self.epoch, DRY, 0)
+        ticket = Ticket(*place, int(self._pool.frames[place[1]]))
+        self._pending[place] = ticket
+        return ticket
+
+    def _next_of_pool(self) -> tuple[int, int] | None:
+        draw = self._counters.add("drawn", 1) - 1
+        if draw >= self._num_draws:
+            self._counters.add("drawn", -1)
+            self._left = False
+            return None
+        epoch, place = divmod(draw, len(self._pool))
+        return epoch, int(self._pool.order(epoch)[place])
+
+    def _next_fixed(self) -> tuple[int, int] | None:
+        column, size = self._shard
+        length = len(range(column, len(self._pool), size))
+        epoch, place = divmod(self._lane, max(length, 1))
+        if length == 0 or epoch >= self._pool.epochs:
+            self._left = False
+            return None
+        self._lane += 1
+        order = self._pool.order(epoch)
+        return epoch, int(order[order % size == column][place])
+
+    def _next_returned(self) -> tuple[int, int] | None:
+        taken = self._counters.add("retaken", 1)
+        if taken > self._counters.add("returned", 0):
+            self._counters.add("retaken", -1)
+            return None
+        epoch, index = json.loads(self._counters.get(f"returned/{taken}"))
+        return epoch, index
+
+    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None = None) -> None:
+        """Settle tickets, one's own or another learner's that came with a message."""
+        for ticket in tuple(self._pending.values()) if tickets is None else tickets:
+            if ticket.dry:
+                continue
+            place = (ticket.epoch, ticket.index)
+            if self._pending.pop(place, None) is None:
+                self._settled_for_others.add(place)
+            if outcome == "return":
+                number = self._counters.add("returned", 1)
+                self._counters.put(f"returned/{number}", json.dumps(place))
+                continue
+            self._counters.add(_FRAMES[outcome], ticket.frames)
+            if self._counters.add("settled", 1) > self._num_draws:
+                raise ContractError(
+                    f"more than the {self._num_draws} items that exist were settled, the last of "
+                    f"them item {ticket.index} of epoch {ticket.epoch}: one was settled twice"
+                )
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the common counters."""
+        self.committed_frames = self._counters.add(_FRAMES["commit"], 0)
+        self.discarded_frames = self._counters.add(_FRAMES["discard"], 0)
+        self._settled = self._counters.add("settled", 0)
+        drawn = self._counters.add("drawn", 0)
+        waiting = self._counters.add("returned", 0) - self._counters.add("retaken", 0)
+        column, size = self._shard
+        own = self._pool.epochs * len(range(column, len(self._pool), size))
+        fresh = self._lane < own if self._pool.sharding == "fixed" else drawn < self._num_draws
+        self._left = fresh or waiting > 0
+
+    def exhausted(self) -> bool:
+        """True if nothing is left to draw, as last seen."""
+        return not self._left
+
+    def closed(self) -> bool:
+        """True if every item is settled, as last seen."""
+        return self._settled >= self._num_draws
+
+    # At a quiet point the learners' views are laid side by side.
+
+    def settled_for_others(self) -> list[list[int]]:
+        """Name what this learner settled that another drew, since the last quiet point."""
+        return [list(place) for place in sorted(self._settled_for_others)]
+
+    def strike(self, places: list[list[int]]) -> None:
+        """Strike out what others have settled on this learner's behalf."""
+        for epoch, index in places:
+            self._pending.pop((epoch, index), None)
+
+    def reconcile(self, places: list[list[int]]) -> None:
+        """Strike out what others have settled, and begin a new list of what I settle for them."""
+        self.strike(places)
+        self._settled_for_others.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this learner's part of the account; valid at a quiet point."""
+        return {"lane": self._lane, "pending": [list(place) for place in self._pending]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from this learner's part."""
+        self._lane = state["lane"]
+        self._pending = {
+            (e, i): Ticket(e, i, int(self._pool.frames[i])) for e, i in state["pending"]
+        }
+        self.refresh()
+
+
+_FRAMES = {"commit": "committed_frames", "discard": "discarded_frames"}
+_COUNTERS = ("drawn", "settled", *_FRAMES.values())
+
+
+def save_counters(counters: Counters) -> dict[str, Any]:
+    """Return the common part of the shared account; valid at a quiet point."""
+    waiting = range(counters.add("retaken", 0) + 1, counters.add("returned", 0) + 1)
+    return {
+        **{key: counters.add(key, 0) for key in _COUNTERS},
+        "returned": [json.loads(counters.get(f"returned/{n}")) for n in waiting],
+    }
+
+
+def load_counters(counters: Counters, state: dict[str, Any], orphans: list[list[int]]) -> None:
+    """Restore the common part; `orphans` were pending with learners that are no more."""
+    for key in _COUNTERS:
+        counters.add(key, state[key] - counters.add(key, 0))
+    for place in [*state["returned"], *orphans]:
+        number = counters.add("returned", 1)
+        counters.put(f"returned/{number}", json.dumps(place))

@@ -1,0 +1,76 @@
+"""One experiment: everything that decides a run, as one frozen object that travels to learners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.codecs import FLOAT32, Codec
+from hocket.data.pool import Pool, Sharding
+from hocket.errors import require
+from hocket.optim import SGD, Constant, Optimizer, Schedule
+from hocket.optim.compensation import target_factor
+from hocket.strategy import Strategy
+from hocket.task import Task
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """The `[runtime]` table. Intervals are in epochs of committed frames."""
+
+    learners: int = 1
+    seed: int = 0
+    sharding: Sharding = "pool"  # fixed: an item belongs to the same learner in every epoch
+    threads: int = 1  # per learner
+    deterministic: bool = True  # sum in rank order, to the bit; False leaves the order to gloo
+    timeout_s: float = 300.0  # limit of every wait for another learner
+    evaluate_every: float = 1.0
+    checkpoint_every: float = 1.0
+    keep_checkpoints: int = 2
+    log_every: float = 0.05
+    guard_factor: float = 2.0  # a training loss this much above the first window's stops the run
+    trace: bool = False  # write trace.jsonl
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("learners", "threads", "keep_checkpoints"):
+            value = getattr(self, key)
+            require(value >= 1, f"runtime.{key} must be at least 1, not {value}")
+        for key in ("timeout_s", "evaluate_every", "checkpoint_every", "log_every"):
+            value = getattr(self, key)
+            require(value > 0, f"runtime.{key} must be above 0, not {value}")
+        require(
+            self.guard_factor > 1, f"runtime.guard_factor must be above 1, not {self.guard_factor}"
+        )
+        require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Task x strategy x optimizer x codec, and how to run them."""
+
+    task: Task
+    strategy: Strategy
+    optimizer: Optimizer = SGD()  # noqa: RUF009  (frozen: safe to share)
+    schedule: Schedule = Constant()  # noqa: RUF009
+    codec: Codec = FLOAT32
+    options: RuntimeOptions = RuntimeOptions()  # noqa: RUF009
+    record: dict[str, Any] = field(default_factory=dict)  # the configuration, as written down
+
+    def __post_init__(self) -> None:
+        self.strategy.check_world(self.options.learners)
+        self.lr_factor()
+
+    def lr_factor(self) -> float:
+        """Return the factor between the sequential and the local rate, after the ramp."""
+        gain = self.strategy.gain(self.options.learners)
+        return target_factor(self.schedule, self.optimizer, gain)
+
+    def pool(self) -> Pool:
+        """Open the task's pool."""
+        return Pool(
+            self.task,
+            epochs=self.schedule.epochs,
+            seed=self.options.seed,
+            sharding=self.options.sharding,
+        )

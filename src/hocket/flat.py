@@ -1,0 +1,87 @@
+"""A model's parameters as one contiguous vector.
+
+Strategies average, send and update *one* float32 vector per effect, never one per tensor. The
+`Layout` says where each parameter lies in it: codecs, preconditioners and per-layer limits read
+it. Offsets are multiples of 64 bytes, so that every view is aligned for vector instructions; the
+padding between two parameters is always zero, so norms and means may ignore it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+Flat: TypeAlias = torch.Tensor  # one-dimensional, contiguous, float32
+
+ALIGNMENT_BYTES = 64  # a cache line, and the width of an AVX-512 register
+_ALIGNMENT = ALIGNMENT_BYTES // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One parameter's place in the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_values(self) -> int:
+        """Product of the shape."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Read-only map from parameters to places in a flat vector."""
+
+    entries: tuple[Entry, ...]
+    size: int  # values, padding included
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """Lay out all parameters of `model` in their own order."""
+        entries, offset = [], 0
+        for name, p in model.named_parameters():
+            if p.dtype != torch.float32:
+                raise TypeError(
+                    f"parameter {name!r} is {p.dtype}; flat vectors are float32: "
+                    "build the model in float32 and use autocast for lower precision"
+                )
+            entries.append(Entry(name, tuple(p.shape), offset))
+            offset += -(-p.numel() // _ALIGNMENT) * _ALIGNMENT
+        return cls(tuple(entries), offset)
+
+    @property
+    def num_parameters(self) -> int:
+        """Values without the padding."""
+        return sum(e.num_values for e in self.entries)
+
+    def zeros(self) -> Flat:
+        """Return a new vector of zeros."""
+        return torch.zeros(self.size)
+
+    def views(self, flat: Flat) -> list[torch.Tensor]:
+        """Every parameter as a view of `flat`, in order."""
+        return [flat[e.offset : e.offset + e.num_values].view(e.shape) for e in self.entries]
+
+    def named(self, flat: Flat) -> dict[str, torch.Tensor]:
+        """Every parameter as a view of `flat`, by name."""
+        return dict(zip((e.name for e in self.entries), self.views(flat), strict=True))
+
+    def pack(self, tensors: Iterable[torch.Tensor | None]) -> Flat:
+        """Copy tensors (None counts as zero) into a new vector."""
+        flat = self.zeros()
+        for view, tensor in zip(self.views(flat), tensors, strict=True):
+            if tensor is not None:
+                view.copy_(tensor)
+        return flat
+
+    def flatten(self, model: nn.Module) -> Flat:
+        """Copy the parameters of `model` into a new vector."""
+        return self.pack(p.detach() for p in model.parameters())

@@ -1,0 +1,134 @@
+"""What a strategy sees of its own learner: a typed way to await effects, and its own rate.
+
+Every method that must be awaited is an `async def`, so that Python itself warns of a forgotten
+`await` and mypy refuses it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from hocket.codecs import FLOAT32, Codec
+from hocket.data.pool import Ticket
+from hocket.effects import (
+    ANYONE,
+    AllReduce,
+    AllToAll,
+    Boundary,
+    Broadcast,
+    Effect,
+    Evaluate,
+    Fork,
+    Grad,
+    Gradient,
+    Group,
+    Handle,
+    Mean,
+    MeanGradient,
+    Message,
+    Recv,
+    Scores,
+    Send,
+    Settle,
+    Start,
+    Verdict,
+)
+from hocket.flat import Flat, Layout
+from hocket.optim.optimizer import Optimizer
+
+T = TypeVar("T")
+
+
+class Learner:
+    """One rank. Holds no state of the algorithm: that is the strategy's `State`."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        layout: Layout,
+        optimizer: Optimizer,
+        rate: Callable[[], float],
+        rng: random.Random,
+        codec: Codec = FLOAT32,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.layout = layout
+        self.optimizer = optimizer
+        self.rng = rng
+        self.codec = codec
+        self._rate = rate
+
+    @property
+    def lr(self) -> float:
+        """The local rate now: schedule by committed frames, times the compensation."""
+        return self._rate()
+
+    def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
+        """One optimizer step at the current rate. A dry gradient moves nothing."""
+        if grad.frames:
+            self.optimizer.apply_(params, grad.vector, optimizer_state, self.lr)
+
+    async def gradient(self, params: Flat) -> Grad:
+        """Draw one item and take its mean gradient at `params`."""
+        return await Gradient(params)
+
+    async def mean_gradient(self, params: Flat) -> Grad:
+        """Draw one item each; the frame-weighted mean gradient over all learners."""
+        return await MeanGradient(params, self.codec)
+
+    async def allreduce(
+        self, x: Flat, weight: float | None = None, group: Group | None = None
+    ) -> Mean:
+        """Weighted mean over learners; by default weighted by frames since the last settlement."""
+        return await AllReduce(x, weight, group)
+
+    async def broadcast(self, x: Flat, root: int = 0, group: Group | None = None) -> Flat:
+        """Return the root's vector."""
+        return await Broadcast(x, root, group)
+
+    async def all_to_all(self, stripes: list[Flat], group: Group | None = None) -> list[Flat]:
+        """Exchange stripes: mine is s of everybody."""
+        return await AllToAll(stripes, group)
+
+    async def send(self, to: int, tag: str, payload: Any) -> None:
+        """Hand a payload over; it is not ours any more."""
+        await Send(to, tag, payload)
+
+    async def recv(
+        self, tag: str, source: int = ANYONE, timeout_s: float | None = None
+    ) -> Message:
+        """Wait for the next message with this tag."""
+        return await Recv(tag, source, timeout_s)
+
+    async def fork(self, effect: Effect[T]) -> Handle[T]:
+        """Begin an effect and go on; `await` the handle for its answer."""
+        return await Fork(effect)
+
+    async def start(self, service: Coroutine[Any, Any, None]) -> None:
+        """Begin a second task of this learner."""
+        await Start(service)
+
+    async def evaluate(self, params: Flat, which: str = "dev") -> Scores:
+        """Score a model; all learners call it and take a slice each."""
+        return await Evaluate(params, which)
+
+    async def commit(self, tickets: tuple[Ticket, ...] | None = None) -> None:
+        """What was drawn has been learnt: the method's commit point."""
+        await Settle("commit", tickets)
+
+    async def discard(self, tickets: tuple[Ticket, ...] | None = None) -> None:
+        """What was drawn is dropped, counted, and not drawn again."""
+        await Settle("discard", tickets)
+
+    async def give_back(self, tickets: tuple[Ticket, ...] | None = None) -> None:
+        """What was drawn returns to the pool."""
+        await Settle("return", tickets)
+
+    async def boundary(self, state: Any) -> Verdict:
+        """Let the world intervene, and ask whether to go on."""
+        return await Boundary(state)

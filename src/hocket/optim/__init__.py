@@ -1,0 +1,28 @@
+"""How one learner turns a gradient into a step: optimizers, schedules, rate compensation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hocket.optim.adam import AdamW
+from hocket.optim.optimizer import Optimizer
+from hocket.optim.schedules import Constant, Exponential, Newbob, Schedule, Warmup
+from hocket.optim.sgd import SGD
+
+OPTIMIZERS: Final[dict[str, type[Optimizer]]] = {c.name: c for c in (SGD, AdamW)}
+SCHEDULES: Final[dict[str, type[Schedule]]] = {
+    c.name: c for c in (Constant, Exponential, Warmup, Newbob)
+}
+
+__all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "SGD",
+    "AdamW",
+    "Constant",
+    "Exponential",
+    "Newbob",
+    "Optimizer",
+    "Schedule",
+    "Warmup",
+]

@@ -1,0 +1,64 @@
+"""AdamW (Loshchilov and Hutter, ICLR 2019) on one flat vector.
+
+    w <- (1 - lr * weight_decay) * w
+    m <- beta1 * m + (1 - beta1) * g
+    v <- beta2 * v + (1 - beta2) * g^2
+    w <- w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+
+Its step does not grow with the gradient, so averaging over learners does not shrink it in the way
+that rate compensation repairs: the given rate is used as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hocket.errors import require
+from hocket.flat import Flat
+from hocket.optim.optimizer import Optimizer
+
+
+@dataclass
+class AdamWState:
+    """First and second moment, and how many steps they have seen."""
+
+    m: Flat
+    v: Flat
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    name: ClassVar[str] = "adamw"
+    scales_with_gain: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.beta1 < 1, f"optimizer.beta1 must be in [0, 1), not {self.beta1}")
+        require(0 <= self.beta2 < 1, f"optimizer.beta2 must be in [0, 1), not {self.beta2}")
+        require(self.eps > 0, f"optimizer.eps must be above 0, not {self.eps}")
+
+    def init(self, params: Flat) -> AdamWState:
+        """Both moments at zero."""
+        return AdamWState(torch.zeros_like(params), torch.zeros_like(params))
+
+    def _step_(self, params: Flat, grad: Flat, state: AdamWState, lr: float) -> None:
+        state.steps += 1
+        params.mul_(1 - lr * self.weight_decay)
+        state.m.lerp_(grad, 1 - self.beta1)
+        state.v.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+        correction1 = 1 - self.beta1**state.steps
+        correction2 = 1 - self.beta2**state.steps
+        denominator = (state.v.sqrt() / math.sqrt(correction2)).add_(self.eps)
+        params.addcdiv_(state.m, denominator, value=-lr / correction1)

@@ -1,0 +1,51 @@
+"""The protocol of an optimizer: flat vectors in, flat vectors changed in place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from hocket.errors import require
+from hocket.flat import Flat
+from hocket.numerics import clip_coefficient
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """A rule for one step. Holds constants only; what it remembers is in its state."""
+
+    lr: float = 0.1  # of the sequential run; see hocket.optim.compensation
+    weight_decay: float = 0.0
+    clip_norm: float | None = None  # of the whole gradient, before weight decay
+
+    name: ClassVar[str]
+    scales_with_gain: ClassVar[bool]  # does a step double when the rate doubles?
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, f"optimizer.lr must be above 0, not {self.lr}")
+        require(
+            self.weight_decay >= 0, f"optimizer.weight_decay must be >= 0, not {self.weight_decay}"
+        )
+        require(
+            self.clip_norm is None or self.clip_norm > 0,
+            f"optimizer.clip_norm must be above 0, not {self.clip_norm}; leave it out for none",
+        )
+
+    @abstractmethod
+    def init(self, params: Flat) -> Any:
+        """Return the state before the first step."""
+
+    @abstractmethod
+    def _step_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:
+        """Change `params` and `state` by one step; `grad` is read only."""
+
+    @torch.no_grad()
+    def apply_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:
+        """Clip, then step."""
+        if self.clip_norm is not None:
+            coefficient = clip_coefficient(grad, self.clip_norm)
+            grad = grad * coefficient if coefficient < 1.0 else grad
+        self._step_(params, grad, state, lr)

@@ -1,0 +1,1 @@
+"""The two worlds in which strategies run. Knows no strategy by name."""

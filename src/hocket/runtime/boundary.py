@@ -1,0 +1,192 @@
+"""What happens at a boundary, written once, as a coroutine over effects like a strategy.
+
+Most boundaries only ask the desk and go on. When something is due, all learners meet at a *quiet
+point*: each has finished and applied its minibatch, messages in flight are delivered, services are
+idle. Then the model is evaluated in slices, states are written, and everybody goes on. It is the
+one pause an asynchronous run has; its length is logged and left out of speed-ups.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.data.ledger import SharedLedger
+from hocket.effects import AllReduce, Broadcast, Evaluate, Verdict
+from hocket.errors import CheckpointError, ContractError
+from hocket.flat import Flat, Layout
+from hocket.runtime.checkpoint import Checkpoints
+from hocket.runtime.desk import Desk, Due
+from hocket.runtime.internal import Gather, Quiet
+from hocket.strategy import State
+from hocket.worker import WorkerState, mean_buffers
+
+
+@dataclass
+class Meeting:
+    """What the world lends to a boundary."""
+
+    layout: Layout
+    now: Callable[[], float]
+    checkpoints: Checkpoints | None
+    common_state: Callable[[], dict[str, Any]]  # shared ledger, clocks; saved once
+
+
+async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
+    """Go on, or meet the others, evaluate, save, and say whether to stop."""
+    desk.ledger.refresh()
+    if not desk.due().quiet:
+        return desk.verdict(go_on=True)
+    if desk.forks:
+        raise ContractError(
+            f"rank {desk.rank}: {desk.forks} forked effect(s) still in flight at a boundary: "
+            "await every handle before `boundary` (contract rule 6)"
+        )
+    arrived = meeting.now()
+    await Quiet()
+    began = meeting.now()
+    await _agree(desk)
+    due = desk.due()
+    model = await _model(desk, state)
+    if due.evaluate:
+        await _evaluate(desk, model, meeting, began)
+        due = desk.due()  # newbob may have decided to stop
+    if due.checkpoint or due.finished:
+        desk.checkpointed()
+        if meeting.checkpoints is not None:
+            await _save(desk, state, model, meeting, meeting.checkpoints, due, arrived)
+    desk.aside_s += meeting.now() - began
+    return desk.verdict(go_on=not (due.stop or due.finished))
+
+
+async def _agree(desk: Desk) -> None:
+    """Lay the learners' views side by side."""
+    desk.ledger.refresh()
+    shared = desk.ledger if isinstance(desk.ledger, SharedLedger) else None
+    notes = await Gather(
+        {
+            "stop": desk.stop_wanted,
+            "frames": desk.frames,
+            "settled": shared.settled_for_others() if shared else [],
+        }
+    )
+    desk.stop_agreed = any(note["stop"] for note in notes)
+    if len({note["frames"] for note in notes}) > 1:
+        raise ContractError(
+            f"rank {desk.rank}: the learners' ledgers disagree at a quiet point: "
+            f"{[note['frames'] for note in notes]} frames. A synchronous strategy must settle on "
+            "every rank (contract rule 10)."
+        )
+    if shared:
+        shared.reconcile([place for note in notes for place in note["settled"]])
+
+
+async def _model(desk: Desk, state: State) -> Flat:
+    """Return the model that is evaluated and saved, the same on every learner."""
+    strategy = desk.experiment.strategy
+    mine = strategy.model(state)
+    if strategy.evaluates == "average":
+        return (await AllReduce(mine, weight=1.0)).value
+    if strategy.evaluates == "root":
+        return await Broadcast(mine, root=desk.alive[0])
+    sums = await Gather(zlib.crc32(mine.contiguous().numpy().data))
+    if len(set(sums)) > 1:
+        raise ContractError(
+            f"strategy {strategy.name!r} declares identical replicas, but at {desk.frames} frames "
+            f"the learners' models differ (checksums {sums})"
+        )
+    return mine
+
+
+async def _evaluate(desk: Desk, model: Flat, meeting: Meeting, began: float) -> None:
+    if desk.worker_state.buffers:
+        buffers = mean_buffers(await Gather(desk.worker_state.buffers))
+        desk.scoring_state = WorkerState(buffers)
+    scores = await Evaluate(model)
+    desk.evaluated(scores)
+    if desk.rank == desk.alive[0]:
+        desk.report(
+            {
+                "event": "eval",
+                "frames": desk.ledger.committed_frames,
+                "epoch": desk.ledger.epoch,
+                "rank": None,
+                "loss": scores.loss,
+                "accuracy": scores.accuracy,
+                "eval_frames": scores.frames,
+                "eval_s": meeting.now() - began,
+            }
+        )
+
+
+async def _save(
+    desk: Desk,
+    state: State,
+    model: Flat,
+    meeting: Meeting,
+    checkpoints: Checkpoints,
+    due: Due,
+    arrived: float,
+) -> None:
+    """Write every learner's part, then make the checkpoint visible; all or nothing."""
+    frames, began = desk.frames, meeting.now()
+    part = {
+        "state": state,
+        "buffers": desk.worker_state.buffers,
+        "desk": desk.state_dict(),
+        "ledger": desk.ledger.state_dict(),
+    }
+    problem = _attempt(lambda: checkpoints.write_part(frames, desk.rank, part))
+    buffers: dict[str, torch.Tensor] = {}
+    if desk.worker_state.buffers:
+        buffers = mean_buffers(await Gather(desk.worker_state.buffers))
+    await _nobody_failed(problem, checkpoints, frames)
+    problem = None
+    if desk.rank == desk.alive[0]:
+        common = {
+            "ranks": list(desk.alive),
+            "learners": len(desk.alive),
+            "frames": frames,
+            "epoch": desk.ledger.epoch,
+            "finished": due.finished,
+            "time_s": meeting.now(),
+            **meeting.common_state(),
+        }
+        named = {k: v.clone() for k, v in meeting.layout.named(model).items()} | buffers
+        problem = _attempt(lambda: checkpoints.finish(frames, common, named))
+    await _nobody_failed(problem, checkpoints, frames)
+    if desk.rank == desk.alive[0]:
+        desk.report(
+            {
+                "event": "checkpoint",
+                "frames": desk.ledger.committed_frames,
+                "epoch": desk.ledger.epoch,
+                "rank": None,
+                "path": f"checkpoints/{frames:012d}",
+                "wait_s": began - arrived,
+                "write_s": meeting.now() - began,
+            }
+        )
+
+
+def _attempt(write: Callable[[], Any]) -> str | None:
+    try:
+        write()
+    except Exception as error:  # a full disk, a lost mount: all learners must hear of it
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+async def _nobody_failed(problem: str | None, checkpoints: Checkpoints, frames: int) -> None:
+    problems = await Gather(problem)
+    first = next((p for p in problems if p), None)
+    if first is not None:
+        checkpoints.abandon(frames)
+        raise CheckpointError(
+            f"{checkpoints.dir}: the checkpoint at {frames} frames could not be written: {first}. "
+            "Earlier checkpoints are kept: make room, then go on with --resume."
+        )

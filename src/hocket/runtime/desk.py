@@ -1,0 +1,245 @@
+"""A learner's desk: its account of the run, its rate, and what is due at a boundary.
+
+Both runtimes keep one per learner. For synchronous strategies the desks of all learners hold the
+same account (their numbers travel with collectives), so all take the same decision at the same
+boundary without asking one another.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hocket.data.ledger import ReplicatedLedger, SharedLedger
+from hocket.data.pool import Pool, Ticket
+from hocket.effects import Grad, Outcome, Progress, Scores, Verdict
+from hocket.errors import DivergedError
+from hocket.experiment import Experiment
+from hocket.numerics import stable_seed
+from hocket.optim.compensation import ramp
+from hocket.optim.schedules import ScheduleState
+from hocket.worker import Tally, WorkerState
+
+GUARD_WINDOW = 0.02  # epochs; one noisy minibatch must not stop a run
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a boundary has to do."""
+
+    evaluate: bool
+    checkpoint: bool
+    stop: bool
+    finished: bool
+    wait: bool  # asynchronous: nothing left to draw, but others have not settled
+
+    @property
+    def quiet(self) -> bool:
+        """True if all learners must meet."""
+        return self.evaluate or self.checkpoint or self.stop or self.finished or self.wait
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What rides along with a collective of all learners, the same for everybody."""
+
+    members: tuple[int, ...]  # who took part
+    tally: Tally  # what they have learnt since the last one
+    stop: bool  # does anybody want to stop?
+
+
+class Desk:
+    """Everything the runtime keeps for one learner."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        pool: Pool,
+        rank: int,
+        ledger: ReplicatedLedger | SharedLedger,
+        worker_state: WorkerState,
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        options = experiment.options
+        self.rank = rank
+        self.experiment = experiment
+        self.pool = pool
+        self.ledger = ledger
+        self.worker_state = worker_state
+        self.scoring_state: WorkerState | None = None  # of the evaluated model, if it has buffers
+        self.rng = random.Random(stable_seed(options.seed, "learner", rank))
+        self.report = report
+        self.alive: tuple[int, ...] = tuple(range(options.learners))
+        self.forks = 0  # in flight
+        self.stop_wanted = False  # by this learner's own signals
+        self.stop_agreed = False  # by all
+        self.aside_s = 0.0  # spent evaluating and checkpointing
+        self.scores: Scores | None = None
+        self.schedule_state = ScheduleState()
+        self.own_tally = Tally()  # since the last collective
+        self._target = experiment.lr_factor()
+        self._window = Tally()  # of the guard
+        self._log = Tally()  # since the last train event
+        self._reference: float | None = None
+        self._guard_frames = max(1, int(GUARD_WINDOW * pool.epoch_frames))
+        self._evaluate_every = max(1, round(options.evaluate_every * pool.epoch_frames))
+        self._checkpoint_every = max(1, round(options.checkpoint_every * pool.epoch_frames))
+        self._log_every = max(1, round(options.log_every * pool.epoch_frames))
+        self._next_evaluation = self._evaluate_every
+        self._next_checkpoint = self._checkpoint_every
+        self._next_log = self._log_every
+
+    # ------------------------------------------------------------------ progress and rate
+
+    @property
+    def frames(self) -> int:
+        """Frames settled by all learners, as far as this one knows."""
+        return self.ledger.committed_frames + self.ledger.discarded_frames
+
+    @property
+    def progress(self) -> Progress:
+        """Return how far the run is."""
+        return Progress(
+            self.ledger.committed_frames, self.ledger.epoch, self.pool.total_frames
+        )
+
+    def rate(self) -> float:
+        """Return the local learning rate now."""
+        epochs_done = self.frames / self.pool.epoch_frames
+        factor = self.experiment.schedule.factor(epochs_done, self.schedule_state)
+        return self.experiment.optimizer.lr * factor * ramp(self._target, epochs_done)
+
+    # ------------------------------------------------------------------ what happens to it
+
+    def drew(self, grad: Grad) -> None:
+        """Count a gradient this learner has taken."""
+        self.own_tally.add(grad.loss_sum, grad.frames, grad.correct)
+
+    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
+        """Enter a settlement, and if this desk counts alone, its own tally."""
+        if isinstance(self.ledger, ReplicatedLedger):
+            self.ledger.settle(outcome, tickets, self.alive)
+        else:
+            self.ledger.settle(outcome, tickets)
+        if len(self.alive) == 1 or not self.experiment.strategy.synchronous:
+            self.count(self.own_tally.take())
+
+    def took_part(self, note: Note) -> None:
+        """Enter what rode along with a collective; every member enters the same."""
+        self.alive = note.members
+        self.stop_agreed = self.stop_agreed or note.stop
+        if note.tally.frames:
+            self.count(note.tally)
+
+    def count(self, tally: Tally) -> None:
+        """Enter what was learnt: everybody's if synchronous, else this learner's own."""
+        for total in (self._window, self._log):
+            total.add(tally.loss_sum, tally.frames, tally.correct)
+        self._guard()
+        if self.frames >= self._next_log and self._log.frames:
+            self._next_log = _next(self.frames, self._log_every)
+            self._report_training()
+
+    def _guard(self) -> None:
+        window = self._window
+        if math.isfinite(window.loss_sum) and window.frames < self._guard_frames:
+            return
+        loss = window.loss_sum / max(window.frames, 1)
+        self._window = Tally()
+        if self._reference is None and math.isfinite(loss):
+            self._reference = loss
+        limit = self.experiment.options.guard_factor * (self._reference or math.inf)
+        if math.isfinite(loss) and loss <= max(limit, 0.0):
+            return
+        options = self.experiment.optimizer
+        raise DivergedError(
+            f"rank {self.rank}: the training loss is {loss:.4g} per frame after {self.frames} "
+            f"frames, from {self._reference or math.nan:.4g} at the start. The local rate is "
+            f"{self.rate():.4g} (optimizer.lr = {options.lr:g}, times the schedule, times a "
+            f"compensation of up to {self._target:g} for {self.experiment.options.learners} "
+            "learners). Lower optimizer.lr, set schedule.lr_compensation to 'sqrt', add "
+            "optimizer.clip_norm, or look for bad values in the data; the last checkpoint is kept."
+        )
+
+    def _report_training(self) -> None:
+        synchronous = self.experiment.strategy.synchronous
+        if synchronous and self.rank != self.alive[0]:
+            self._log = Tally()
+            return
+        log = self._log.take()
+        self.report(
+            {
+                "event": "train",
+                "frames": self.ledger.committed_frames,
+                "epoch": self.ledger.epoch,
+                "rank": None if synchronous else self.rank,
+                "loss": log.loss_sum / log.frames,
+                "accuracy": log.correct / log.frames,
+                "lr": self.rate(),
+            }
+        )
+
+    # ------------------------------------------------------------------ boundaries
+
+    def due(self) -> Due:
+        """Return what this boundary has to do."""
+        finished = self.ledger.closed() or self.schedule_state.stop
+        stop = self.stop_agreed
+        if len(self.alive) == 1 or not self.experiment.strategy.synchronous:
+            stop = stop or self.stop_wanted
+        return Due(
+            evaluate=self.frames >= self._next_evaluation or finished,
+            checkpoint=self.frames >= self._next_checkpoint or stop or finished,
+            stop=stop,
+            finished=finished,
+            wait=not self.experiment.strategy.synchronous and self.ledger.exhausted(),
+        )
+
+    def verdict(self, go_on: bool) -> Verdict:
+        """Return the world's answer."""
+        return Verdict(go_on, self.progress, self.scores)
+
+    def evaluated(self, scores: Scores) -> None:
+        """Take note of an evaluation."""
+        self.scores = scores
+        self._next_evaluation = _next(self.frames, self._evaluate_every)
+        self.experiment.schedule.evaluated(scores.loss, self.schedule_state)
+
+    def checkpointed(self) -> None:
+        """Take note that a checkpoint is being written."""
+        self._next_checkpoint = _next(self.frames, self._checkpoint_every)
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what all desks hold in common at a quiet point, and the random state."""
+        return {
+            "schedule": asdict(self.schedule_state),
+            "scores": asdict(self.scores) if self.scores else None,
+            "reference": self._reference,
+            "window": asdict(self._window),
+            "log": asdict(self._log),
+            "own_tally": asdict(self.own_tally),
+            "rng": self.rng.getstate(),
+            "aside_s": self.aside_s,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.schedule_state = ScheduleState(**state["schedule"])
+        self.scores = Scores(**state["scores"]) if state["scores"] else None
+        self._reference = state["reference"]
+        self._window, self._log = Tally(**state["window"]), Tally(**state["log"])
+        self.own_tally = Tally(**state["own_tally"])
+        self.rng.setstate(state["rng"])
+        self.aside_s = state["aside_s"]
+        self._next_evaluation = _next(self.frames, self._evaluate_every)
+        self._next_checkpoint = _next(self.frames, self._checkpoint_every)
+        self._next_log = _next(self.frames, self._log_every)
+
+
+def _next(frames: int, every: int) -> int:
+    return (frames // every + 1) * every

@@ -1,0 +1,109 @@
+"""Trees of tensors and plain values, as JSON plus named tensors. No pickled code anywhere.
+
+Used for messages between learners and for checkpoints. A tree is built of dicts, lists, tuples,
+numbers, strings, None, tensors, tickets, and dataclasses. Dataclasses are restored by filling in a
+template, so a file can never name a class to be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hocket.data.pool import Ticket
+from hocket.errors import ContractError
+
+_DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)}
+_DTYPES |= {str(d): d for d in (torch.bool, torch.float16, torch.int16, torch.int8)}
+
+
+def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a tree into a JSON-able skeleton and its tensors."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def walk(node: Any, path: str) -> Any:
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        if isinstance(node, torch.Tensor):
+            tensors[path] = node.detach()
+            return {"$tensor": path}
+        if isinstance(node, Ticket):
+            return {"$ticket": list(astuple(node))}
+        if isinstance(node, list | tuple):
+            walked = [walk(child, f"{path}.{i}") for i, child in enumerate(node)]
+            return walked if isinstance(node, list) else {"$tuple": walked}
+        if isinstance(node, dict):
+            return {"$dict": [[k, walk(v, f"{path}.{k}")] for k, v in node.items()]}
+        if is_dataclass(node) and not isinstance(node, type):
+            children = {f.name: getattr(node, f.name) for f in fields(node)}
+            return {"$fields": {k: walk(v, f"{path}.{k}") for k, v in children.items()}}
+        raise ContractError(
+            f"cannot pack {type(node).__name__} at {path!r}: use tensors, numbers, strings, lists, "
+            "tuples, dicts or dataclasses of them"
+        )
+
+    return walk(tree, "x"), tensors
+
+
+def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor], template: Any = None) -> Any:
+    """Rebuild a tree. Dataclasses take their type from the same place in `template`."""
+    if isinstance(skeleton, list):
+        return [unflatten(child, tensors, _child(template, i)) for i, child in enumerate(skeleton)]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    ((kind, body),) = skeleton.items()
+    if kind == "$tensor":
+        return tensors[body]
+    if kind == "$ticket":
+        return Ticket(*body)
+    if kind == "$tuple":
+        return tuple(unflatten(c, tensors, _child(template, i)) for i, c in enumerate(body))
+    if kind == "$dict":
+        return {k: unflatten(v, tensors, _child(template, k)) for k, v in body}
+    known = {f.name for f in fields(template)} if is_dataclass(template) else set()
+    if set(body) != known or isinstance(template, type):
+        raise ContractError(
+            f"saved fields {sorted(body)} do not fit {type(template).__name__} {sorted(known)}: "
+            "this was written by another version or another strategy"
+        )
+    children = {k: unflatten(v, tensors, getattr(template, k)) for k, v in body.items()}
+    return replace(template, **children)
+
+
+def _child(template: Any, key: Any) -> Any:
+    try:
+        return template[key]
+    except (TypeError, KeyError, IndexError):
+        return None
+
+
+def num_bytes(tree: Any) -> int:
+    """What a tree weighs on the wire: its tensors, and a little for the rest."""
+    skeleton, tensors = flatten(tree)
+    return len(json.dumps(skeleton)) + sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def to_bytes(tree: Any) -> bytes:
+    """Encode a tree for the wire."""
+    skeleton, tensors = flatten(tree)
+    metas = [[k, str(t.dtype), list(t.shape)] for k, t in tensors.items()]
+    head = json.dumps([skeleton, metas]).encode()
+    body = [t.contiguous().view(-1).view(torch.uint8).numpy().data for t in tensors.values()]
+    return b"".join([len(head).to_bytes(8, "little"), head, *body])
+
+
+def from_bytes(data: bytes | bytearray | memoryview) -> Any:
+    """Decode a tree from the wire; its tensors own their memory."""
+    size = int.from_bytes(data[:8], "little")
+    skeleton, metas = json.loads(bytes(data[8 : 8 + size]))
+    tensors, offset = {}, 8 + size
+    for name, dtype, shape in metas:
+        values = torch.empty(shape, dtype=_DTYPES[dtype])
+        raw = values.view(-1).view(torch.uint8).numpy()
+        raw[:] = np.frombuffer(data, dtype=np.uint8, count=raw.size, offset=offset)
+        tensors[name], offset = values, offset + raw.size
+    return unflatten(skeleton, tensors)

@@ -1,0 +1,68 @@
+"""Putting learners back where a checkpoint left them, with the same learners or with others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.data.ledger import Counters, ReplicatedLedger, load_counters
+from hocket.errors import CheckpointError
+from hocket.flat import Flat, Layout
+from hocket.runtime.checkpoint import Saved
+from hocket.runtime.desk import Desk
+from hocket.strategy import State
+from hocket.worker import WorkerState
+
+
+def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> State:
+    """Return the state of `desk`'s learner, and put the desk itself back.
+
+    With the same learners every rank goes on from its own part. With another number of learners
+    everybody starts from the saved model, and private state comes from old rank (rank mod P_old);
+    what had been drawn and not settled is dealt out anew.
+    """
+    same = saved.ranks == list(desk.alive)
+    template = {"state": fresh}
+    source = saved.ranks[desk.rank % len(saved.ranks)]
+    part = saved.part(desk.rank if same else source, template)
+    _restore_ledger(desk, part["ledger"], same=same)
+    desk.load_state_dict(part["desk"])
+    desk.worker_state = WorkerState(dict(part["buffers"]))
+    if same:
+        state: State = part["state"]
+        return state
+    desk.own_tally.take()
+    old = [saved.part(rank, template)["state"] for rank in saved.ranks]
+    return desk.experiment.strategy.adopt(old, _flat_model(saved, layout), desk.rank)
+
+
+def _restore_ledger(desk: Desk, state: dict[str, Any], *, same: bool) -> None:
+    if isinstance(desk.ledger, ReplicatedLedger):
+        desk.ledger.load_state_dict(state, same_learners=same)
+    elif same:
+        desk.ledger.load_state_dict(state)
+    elif desk.pool.sharding == "fixed":
+        raise CheckpointError(
+            f"{desk.experiment.strategy.name!r} with runtime.sharding = 'fixed' can only be "
+            "resumed with the same number of learners: each has its own place in its own shard"
+        )
+    else:
+        desk.ledger.refresh()
+
+
+def restore_counters(counters: Counters, saved: Saved, alive: tuple[int, ...]) -> None:
+    """Put the shared account back, once for all learners."""
+    orphans: list[list[int]] = []
+    if saved.ranks != list(alive):
+        for rank in saved.ranks:
+            orphans += saved.plain(rank, "ledger")["pending"]
+    load_counters(counters, saved.run["counters"], orphans)
+
+
+def _flat_model(saved: Saved, layout: Layout) -> Flat:
+    missing = [e.name for e in layout.entries if e.name not in saved.model]
+    if missing:
+        raise CheckpointError(f"{saved.path}: the model has no parameter {missing[0]!r}")
+    return layout.pack(torch.as_tensor(saved.model[e.name]) for e in layout.entries)
+

@@ -1,0 +1,569 @@
+"""A deterministic discrete-event simulator in which the mathematics is real.
+
+Gradients are computed for real, one after another, on real data; only time, network and faults are
+modelled (`hocket.runtime.cost`). So one laptop trains with 128 learners and reads off the time the
+cluster would have taken. The same seed gives the same trace and the same parameters, to the bit.
+
+A deadlock is an empty event heap: the error lists what every rank awaits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hocket.data.ledger import LocalCounters, ReplicatedLedger, SharedLedger, save_counters
+from hocket.effects import (
+    ANYONE,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Effect,
+    Evaluate,
+    Grad,
+    Gradient,
+    Mean,
+    MeanGradient,
+    Message,
+    Recv,
+    Send,
+)
+from hocket.errors import ContractError, DeadlockError, DivergedError, PeerLostError, require
+from hocket.experiment import Experiment
+from hocket.learner import Learner
+from hocket.numerics import shares, weighted_sum
+from hocket.runtime import collectives
+from hocket.runtime.boundary import Meeting, hold
+from hocket.runtime.checkpoint import Checkpoints, Saved
+from hocket.runtime.cost import EVALUATION_SPEED, Cluster, CostModel
+from hocket.runtime.desk import Desk, Note
+from hocket.runtime.internal import Gather, Quiet
+from hocket.runtime.packing import flatten, num_bytes
+from hocket.runtime.restore import restore, restore_counters
+from hocket.runtime.trace import Trace
+from hocket.runtime.trampoline import Deliver, Task, Trampoline
+from hocket.strategy import State
+from hocket.worker import Tally, Worker
+
+
+@dataclass
+class Post:
+    """One learner's contribution to a collective."""
+
+    effect: Effect[Any]
+    arrived_s: float
+    deliver: Deliver
+    value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
+    weight: float = 0.0
+
+
+@dataclass
+class Meet:
+    """A collective that not everybody has joined yet."""
+
+    members: tuple[int, ...] | None  # None: all who live
+    posts: dict[int, Post] = field(default_factory=dict)
+
+
+@dataclass
+class SimLearner:
+    """One simulated rank."""
+
+    desk: Desk
+    state: State
+    inbox: dict[str, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+    waiting: list[tuple[Recv, Deliver, bool]] = field(default_factory=list)
+    services: list[Task] = field(default_factory=list)
+    main: Task | None = None
+    returned: bool = False
+    compute_s: float = 0.0
+    bytes_sent: int = 0
+    draws: int = 0
+    frames: int = 0
+    collectives: dict[tuple[int, ...] | None, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
+
+
+class Simulator(Trampoline):
+    """Runs every learner of an experiment in one process, on a virtual clock."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        cluster: Cluster,
+        report: Callable[[dict[str, Any]], None],
+        checkpoints: Checkpoints | None = None,
+        saved: Saved | None = None,
+    ) -> None:
+        super().__init__()
+        size = experiment.options.learners
+        require(
+            cluster.num_learners == size,
+            f"the cluster has {cluster.num_learners} learners, but runtime.learners is {size}",
+        )
+        self.now = 0.0
+        self.trace = Trace(keep=experiment.options.trace)
+        self.alive = tuple(range(size))
+        self.messages_in_flight = 0
+        self._experiment = experiment
+        self._checkpoints = checkpoints
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._meets: dict[tuple[tuple[int, ...] | None, int], Meet] = {}
+        self._unquiet: set[tuple[tuple[int, ...] | None, int]] = set()
+        self._lent: list[tuple[torch.Tensor, int, str]] = []
+        self._failure: BaseException | None = None
+        self._cost = CostModel(cluster, experiment.options.seed)
+        self._pool = experiment.pool()
+        self._worker = Worker(experiment.task, self._pool, experiment.options.seed)
+        self._counters = LocalCounters()
+        self._report = report
+        self._meeting = Meeting(
+            self._worker.layout, lambda: self.now, checkpoints, self._common_state
+        )
+        if saved is not None and not experiment.strategy.synchronous:
+            restore_counters(self._counters, saved, self.alive)
+        self.learners = [self._learner(rank, saved) for rank in range(size)]
+        if saved is not None:
+            self.now = saved.run["time_s"]
+            if saved.ranks == list(self.alive) and "cost" in saved.run:
+                self._cost.load_state_dict(saved.run["cost"])
+        self._deaths_at_draw = {d.rank: d.at_draw for d in cluster.deaths if d.at_draw}
+        for death in cluster.deaths:
+            if death.at_s is not None:
+                self._at(death.at_s, lambda rank=death.rank: self._die(rank))  # type: ignore[misc]
+
+    def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
+        strategy, everyone = self._experiment.strategy, self.alive
+        ledger = (
+            ReplicatedLedger(self._pool, rank, everyone)
+            if strategy.synchronous
+            else SharedLedger(self._pool, rank, everyone, self._counters)
+        )
+        desk = Desk(
+            self._experiment, self._pool, rank, ledger, self._worker.new_state(), self._note_event
+        )
+        state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
+        if saved is not None:
+            state = restore(desk, state, saved, self._worker.layout)
+        return SimLearner(desk, state)
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> State:
+        """Run to the end and return the final state of the first learner alive."""
+        for rank, learner in enumerate(self.learners):
+            me = Learner(
+                rank,
+                len(self.learners),
+                layout=self._worker.layout,
+                optimizer=self._experiment.optimizer,
+                rate=learner.desk.rate,
+                rng=learner.desk.rng,
+                codec=self._experiment.codec,
+            )
+            main = self._experiment.strategy.run(me, learner.state)
+            learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
+        self.drain()
+        while not self._over():
+            self._raise_failure()
+            if not self._heap:
+                raise DeadlockError(self._deadlock())
+            self.now, _, happen = heapq.heappop(self._heap)
+            happen()
+            self.drain()
+            while self._unquiet and self._all_quiet():
+                self._retry(*self._unquiet.pop())
+                self.drain()
+        self._raise_failure()
+        self._check_lent()
+        return self.learners[self.alive[0]].state
+
+    def _over(self) -> bool:
+        return all(self.learners[r].returned for r in self.alive)
+
+    def _main_ended(self, rank: int) -> Deliver:
+        def ended(value: Any, error: BaseException | None) -> None:
+            if rank not in self.alive:
+                return
+            if error is not None:
+                error.add_note(f"(rank {rank}, at virtual time {self.now:.6f} s)")
+                self._failure = self._failure or error
+                return
+            self.learners[rank].state = value
+            self.learners[rank].returned = True
+
+        return ended
+
+    def service_ended(self, value: Any, error: BaseException | None) -> None:
+        """Take note if a service failed."""
+        if error is not None and not isinstance(error, PeerLostError):
+            self._failure = self._failure or error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (when, self._sequence, happen))
+
+    def _deliver_at(self, when: float, rank: int, deliver: Deliver, value: Any) -> None:
+        def happen() -> None:
+            if rank in self.alive:
+                deliver(value, None)
+
+        self._at(when, happen)
+
+    def _deadlock(self) -> str:
+        awaited: dict[str, list[int]] = defaultdict(list)
+        for rank in self.alive:
+            learner = self.learners[rank]
+            if not learner.returned:
+                awaited[self._describe(rank)].append(rank)
+        lines = [
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} await{'' if len(ranks) > 1 else 's'} {what}"
+            for what, ranks in awaited.items()
+        ]
+        return (
+            f"Deadlock at virtual time {self.now:.6f} s: {'; '.join(lines)}. Nothing is under way "
+            "that could wake any of them: the strategy's sends and receives, or its collectives, "
+            "do not match."
+        )
+
+    def _describe(self, rank: int) -> str:
+        for (group, number), meet in self._meets.items():
+            if rank in meet.posts:
+                name = meet.posts[rank].effect.describe()
+                return f"{name} #{number}" + (f" of group {group}" if group else "")
+        main = self.learners[rank].main
+        return main.describe() if main else "nothing"
+
+    # ------------------------------------------------------------------ the trampoline's questions
+
+    def desk(self, rank: int) -> Desk:
+        """Return a rank's desk."""
+        return self.learners[rank].desk
+
+    def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
+        """Return what happens at a boundary."""
+        return hold(self.learners[rank].desk, state, self._meeting)
+
+    def started(self, service: Task) -> None:
+        """Remember a service, to know when all are idle."""
+        self.learners[service.rank].services.append(service)
+
+    def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
+        """Begin an effect of any kind."""
+        rank = task.rank
+        if rank not in self.alive:
+            return
+        if isinstance(effect, Gradient):
+            self._gradient(rank, effect.params, deliver)
+        elif isinstance(effect, Send):
+            self._send(rank, effect, deliver)
+        elif isinstance(effect, Recv):
+            self._recv(rank, effect, deliver)
+        elif isinstance(effect, MeanGradient):
+            self._gradient(rank, effect.params, self._then_post(rank, effect, deliver))
+        elif isinstance(effect, Evaluate):
+            self._evaluate(rank, effect, deliver)
+        elif isinstance(effect, AllReduce | Broadcast | AllToAll | Gather | Quiet):
+            self._join_meet(rank, Post(effect, self.now, deliver))
+        else:
+            raise ContractError(f"rank {rank} awaited {effect!r}, which is not an effect")
+
+    # ------------------------------------------------------------------ computing
+
+    def _gradient(self, rank: int, params: torch.Tensor, deliver: Deliver) -> None:
+        learner = self.learners[rank]
+        ticket = learner.desk.ledger.draw()
+        if ticket.dry:
+            grad = self._worker.dry()
+            grad.tickets = (ticket,)
+            deliver(grad, None)
+            return
+        learner.draws += 1
+        if self._deaths_at_draw.get(rank) == learner.draws:
+            self._die(rank)
+            return
+        grad = self._worker.gradient(params, ticket, learner.desk.worker_state)
+        start, end = self._cost.compute(rank, self.now, grad.frames)
+        learner.compute_s += end - start
+        self.trace.note(rank, "compute", start, end, f"{ticket.epoch}/{ticket.index}")
+
+        def finished(value: Any, error: BaseException | None) -> None:
+            learner.frames += grad.frames
+            learner.desk.drew(grad)
+            deliver(value, error)
+
+        self._deliver_at(end, rank, finished, grad)
+
+    def _then_post(self, rank: int, effect: MeanGradient, deliver: Deliver) -> Deliver:
+        def post(grad: Grad, error: BaseException | None) -> None:
+            self._join_meet(rank, Post(effect, self.now, deliver, grad, float(grad.frames)))
+
+        return post
+
+    def _evaluate(self, rank: int, effect: Evaluate, deliver: Deliver) -> None:
+        desk = self.learners[rank].desk
+        members = self.alive
+        items = collectives.slice_of(
+            len(self._pool.items(effect.which)), members.index(rank), len(members)
+        )
+        state = desk.scoring_state or desk.worker_state
+        tally = self._worker.score(effect.params, state, effect.which, items)
+        start, end = self._cost.compute(rank, self.now, tally.frames, EVALUATION_SPEED)
+        self.trace.note(rank, "evaluate", start, end)
+        post = Post(effect, end, deliver, tally)
+        self._at(end, lambda: self._join_meet(rank, post))
+
+    # ------------------------------------------------------------------ collectives
+
+    def _join_meet(self, rank: int, post: Post) -> None:
+        if rank not in self.alive:
+            return
+        learner = self.learners[rank]
+        group = getattr(post.effect, "group", None)
+        if isinstance(post.effect, AllReduce):
+            given = post.effect.weight
+            post.weight = learner.desk.ledger.pending_frames if given is None else given
+        number = learner.collectives[group]
+        learner.collectives[group] += 1
+        meet = self._meets.setdefault((group, number), Meet(group))
+        meet.posts[rank] = post
+        other = next(iter(meet.posts.values()))
+        if type(other.effect) is not type(post.effect):
+            raise ContractError(
+                f"collective #{number}: rank {next(iter(meet.posts))} issued "
+                f"{other.effect.describe()}, rank {rank} issued {post.effect.describe()}; a group's "
+                "collectives must come in the same order on all members (contract rule 7)"
+            )
+        self._complete_if_all_here(group, number)
+
+    def _members(self, meet: Meet) -> tuple[int, ...]:
+        wanted = self.alive if meet.members is None else meet.members
+        return tuple(r for r in wanted if r in self.alive)
+
+    def _complete_if_all_here(self, group: tuple[int, ...] | None, number: int) -> None:
+        meet = self._meets[group, number]
+        members = self._members(meet)
+        if any(r not in meet.posts for r in members):
+            return
+        posts = [meet.posts[r] for r in members]
+        if isinstance(posts[0].effect, Quiet) and not self._all_quiet():
+            self._unquiet.add((group, number))  # looked at again after every event
+            return
+        del self._meets[group, number]
+        self._complete(members, posts)
+
+    def _retry(self, group: tuple[int, ...] | None, number: int) -> None:
+        if (group, number) in self._meets:
+            self._complete_if_all_here(group, number)
+
+    def _all_quiet(self) -> bool:
+        """Messages delivered, services blocked in a receive that nothing answers."""
+        if self.messages_in_flight:
+            return False
+        for rank in self.alive:
+            for service in self.learners[rank].services:
+                if service.awaiting is not None and not isinstance(service.awaiting, Recv):
+                    return False
+        return True
+
+    def _complete(self, members: tuple[int, ...], posts: list[Post]) -> None:
+        effect = posts[0].effect
+        answers, size_bytes, trips = self._answer(members, posts)
+        end = self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
+        sent = int(trips * size_bytes * (len(members) - 1) / len(members))
+        riding = self._riding_along(effect, members)
+        for rank, post, answer in zip(members, posts, answers, strict=True):
+            self.learners[rank].bytes_sent += sent
+            if size_bytes:
+                self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
+            self._deliver_at(end, rank, self._with_note(rank, riding, post.deliver), answer)
+
+    def _riding_along(self, effect: Effect[Any], members: tuple[int, ...]) -> Note | None:
+        """Return what travels with a collective of all learners: who took part, what all learnt."""
+        if getattr(effect, "group", None) is not None:
+            return None
+        tally, stop = Tally(), False
+        if isinstance(effect, AllReduce | MeanGradient) and self._experiment.strategy.synchronous:
+            tally = collectives.total([self.desk(r).own_tally.take() for r in members])
+            stop = any(self.desk(r).stop_wanted for r in members)
+        return Note(members, tally, stop)
+
+    def _with_note(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
+        def arrive(answer: Any, error: BaseException | None) -> None:
+            if note is not None:
+                try:
+                    self.desk(rank).took_part(note)
+                except DivergedError as failure:
+                    answer, error = None, failure
+            deliver(answer, error)
+
+        return arrive
+
+    def _answer(self, members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int, float]:
+        """Return everybody's answer, the bytes of one contribution, and the trips around a ring."""
+        effect = posts[0].effect
+        if isinstance(effect, AllReduce):
+            share = shares([p.weight for p in posts])
+            value = weighted_sum([p.effect.x for p in posts], share)  # type: ignore[attr-defined]
+            contributors = sum(p.weight > 0 for p in posts) or len(posts)
+            weight = float(sum(p.weight for p in posts))
+            means = [Mean(value if i == 0 else value.clone(), contributors, weight) for i, _ in enumerate(posts)]
+            return means, value.numel() * 4, 2.0
+        if isinstance(effect, MeanGradient):
+            grads: list[Grad] = [p.value for p in posts]
+            share = shares([g.frames for g in grads])
+            vector = weighted_sum([g.vector for g in grads], share)
+            self._lend(vector, "the vector of a mean gradient")
+            frames = sum(g.frames for g in grads)
+            loss, correct = sum(g.loss_sum for g in grads), sum(g.correct for g in grads)
+            answers = [Grad(vector, frames, loss, correct, g.tickets) for g in grads]
+            return answers, effect.codec.coded_bytes(vector.numel()), 2.0
+        if isinstance(effect, Broadcast):
+            root = effect.root
+            require(root in members, f"broadcast from rank {root}, which is not in {members}")
+            value = posts[members.index(root)].effect.x  # type: ignore[attr-defined]
+            return [value.clone() for _ in posts], value.numel() * 4, 1.0
+        if isinstance(effect, AllToAll):
+            stripes = [p.effect.stripes for p in posts]  # type: ignore[attr-defined]
+            exchanged = [[row[i].clone() for row in stripes] for i in range(len(posts))]
+            return exchanged, num_bytes(stripes[0]), 1.0
+        if isinstance(effect, Evaluate):
+            return [collectives.scores([p.value for p in posts])] * len(posts), 0, 0.0
+        if isinstance(effect, Gather):
+            return [[p.effect.value for p in posts]] * len(posts), 0, 0.0  # type: ignore[attr-defined]
+        return [None] * len(posts), 0, 0.0  # Quiet
+
+    # ------------------------------------------------------------------ messages
+
+    def _lend(self, tensor: torch.Tensor, what: str) -> None:
+        """Remember a tensor nobody may write to; the check comes with the next loan."""
+        self._check_lent()
+        self._lent.append((tensor, tensor._version, what))
+
+    def _check_lent(self) -> None:
+        for tensor, version, what in self._lent:
+            if tensor._version != version:
+                raise ContractError(f"{what} was written to; it is read only (contract rule 3)")
+        self._lent.clear()
+
+    def _send(self, rank: int, effect: Send, deliver: Deliver) -> None:
+        require(
+            0 <= effect.to < len(self.learners),
+            f"rank {rank} sends to rank {effect.to}, which does not exist",
+        )
+        message = Message(rank, effect.tag, effect.payload)
+        size = num_bytes(effect.payload)
+        arrival = self._cost.transfer(rank, effect.to, self.now, size)
+        self.learners[rank].bytes_sent += size
+        self.trace.note(rank, "send", self.now, arrival, f"{effect.to}/{effect.tag}")
+        versions = [(t, t._version) for t in flatten(effect.payload)[1].values()]
+        self.messages_in_flight += 1
+
+        def arrive() -> None:
+            self.messages_in_flight -= 1
+            if any(t._version != version for t, version in versions):
+                self._failure = self._failure or ContractError(
+                    f"rank {rank} wrote to a payload after sending it to rank {effect.to} with tag "
+                    f"{effect.tag!r}; send a copy (contract rule 3)"
+                )
+            if rank in self.alive and effect.to in self.alive:
+                self._arrive(effect.to, message)
+
+        self._at(arrival, arrive)
+        deliver(None, None)
+
+    def _arrive(self, to: int, message: Message) -> None:
+        learner = self.learners[to]
+        for i, (recv, deliver, _) in enumerate(learner.waiting):
+            if recv.tag == message.tag and recv.source in (ANYONE, message.source):
+                del learner.waiting[i]
+                deliver(message, None)
+                return
+        learner.inbox[message.tag].append(message)
+
+    def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
+        learner = self.learners[rank]
+        inbox = learner.inbox[effect.tag]
+        for i, message in enumerate(inbox):
+            if effect.source in (ANYONE, message.source):
+                del inbox[i]
+                deliver(message, None)
+                return
+        if effect.source != ANYONE and effect.source not in self.alive:
+            deliver(None, _lost(rank, effect))
+            return
+        entry = (effect, deliver, True)
+        learner.waiting.append(entry)
+        if effect.timeout_s is not None:
+            self._at(self.now + effect.timeout_s, lambda: self._time_out(rank, entry))
+
+    def _time_out(self, rank: int, entry: tuple[Recv, Deliver, bool]) -> None:
+        waiting = self.learners[rank].waiting
+        if entry in waiting and rank in self.alive:
+            waiting.remove(entry)
+            entry[1](None, TimeoutError(f"rank {rank}: {entry[0].describe()} timed out"))
+
+    # ------------------------------------------------------------------ faults
+
+    def _die(self, rank: int) -> None:
+        if rank not in self.alive or self.learners[rank].returned:
+            return
+        self.alive = tuple(r for r in self.alive if r != rank)
+        dead = self.learners[rank]
+        self.trace.note(rank, "lost", self.now, self.now)
+        if isinstance(dead.desk.ledger, SharedLedger):
+            settled = [self.desk(r).ledger for r in self.alive]
+            for ledger in settled:
+                assert isinstance(ledger, SharedLedger)
+                dead.desk.ledger.strike(ledger.settled_for_others())
+            dead.desk.ledger.settle("return")
+        self._note_event(
+            {
+                "event": "lost",
+                "frames": self.desk(self.alive[0]).ledger.committed_frames,
+                "epoch": self.desk(self.alive[0]).ledger.epoch,
+                "rank": rank,
+                "reason": "planned fault",
+            }
+        )
+        for r in self.alive:
+            for recv, deliver, _ in list(self.learners[r].waiting):
+                if recv.source == rank:
+                    self.learners[r].waiting.remove((recv, deliver, True))
+                    deliver(None, _lost(r, recv))
+        for meet in self._meets.values():
+            meet.posts.pop(rank, None)
+        for key in list(self._meets):
+            self._retry(*key)
+
+    # ------------------------------------------------------------------ the record
+
+    def _note_event(self, event: dict[str, Any]) -> None:
+        self._report({"event": event["event"], "time_s": self.now, "clock": "virtual"} | event)
+
+    def _common_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"cost": self._cost.state_dict()}
+        if not self._experiment.strategy.synchronous:
+            state["counters"] = save_counters(self._counters)
+        return state
+
+    def utilisation(self) -> list[float]:
+        """Return the share of its time that each learner spent computing gradients."""
+        return [learner.compute_s / self.now if self.now else 0.0 for learner in self.learners]
+
+
+def _lost(rank: int, effect: Recv) -> PeerLostError:
+    return PeerLostError(
+        f"rank {rank} awaits {effect.describe()}, but rank {effect.source} is lost"
+    )

@@ -1,0 +1,54 @@
+"""What happened when: spans of each learner's time, and every draw.
+
+The simulator's trace is exact: the same seed gives the same trace to the bit, and `digest` says so
+in one number. A real run's trace is what its clocks saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of a learner's time, or an instant if it ends where it starts."""
+
+    rank: int
+    kind: str  # compute, allreduce, evaluate, draw, send, lost, ...
+    start_s: float
+    end_s: float
+    detail: str = ""
+
+
+@dataclass
+class Trace:
+    """A list of spans in the order in which they were noted."""
+
+    spans: list[Span] = field(default_factory=list)
+    keep: bool = True
+    _hash: "hashlib._Hash" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+
+    def note(self, rank: int, kind: str, start_s: float, end_s: float, detail: str = "") -> None:
+        """Add a span."""
+        self._hash.update(f"{rank}|{kind}|{start_s!r}|{end_s!r}|{detail}\n".encode())
+        if self.keep:
+            self.spans.append(Span(rank, kind, start_s, end_s, detail))
+
+    @property
+    def digest(self) -> str:
+        """Return a fingerprint of all that was noted."""
+        return self._hash.hexdigest()
+
+    def lines(self) -> Iterator[str]:
+        """Return the spans as JSON lines."""
+        for s in self.spans:
+            row = {"rank": s.rank, "kind": s.kind, "start_s": s.start_s, "end_s": s.end_s}
+            yield json.dumps(row | ({"detail": s.detail} if s.detail else {}))
+
+    def write(self, path: Path) -> None:
+        """Write the spans."""
+        path.write_text("".join(line + "\n" for line in self.lines()))

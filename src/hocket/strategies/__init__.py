@@ -1,0 +1,16 @@
+"""One file per algorithm. To add one: its file, a line here, a row in the conformance table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hocket.strategies.allreduce import AllReduceSGD
+from hocket.strategies.kstep import KStep
+from hocket.strategies.sequential import Sequential
+from hocket.strategy import Strategy
+
+STRATEGIES: Final[dict[str, type[Strategy]]] = {
+    c.name: c for c in (Sequential, AllReduceSGD, KStep)
+}
+
+__all__ = ["STRATEGIES", "AllReduceSGD", "KStep", "Sequential"]

@@ -1,0 +1,143 @@
+"""A worker: model + loss + data -> gradient at given parameters.
+
+The model's parameters are views of whatever flat vector is handed in (`bind`), so no copy is made
+per minibatch. What a learner owns besides parameters sits in its `WorkerState`; the simulator runs
+all its learners through one worker and swaps that state, checkpoints save it.
+
+Randomness inside a minibatch (dropout, augmentation) is keyed by (seed, epoch, item), not by rank:
+whoever computes an item computes the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hocket.data.pool import Pool, Ticket
+from hocket.effects import Grad
+from hocket.errors import TaskError
+from hocket.flat import Flat, Layout
+from hocket.numerics import stable_seed, weighted_sum
+from hocket.task import Loss, Task
+
+
+@dataclass
+class WorkerState:
+    """All that a learner's worker keeps between two minibatches."""
+
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # batch-norm statistics
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over frames; added up, never averaged, so nothing depends on who counted."""
+
+    loss_sum: float = 0.0
+    frames: int = 0
+    correct: float = 0.0
+
+    def add(self, loss_sum: float, frames: int, correct: float) -> None:
+        """Count one more item."""
+        self.loss_sum += loss_sum
+        self.frames += frames
+        self.correct += correct
+
+    def take(self) -> Tally:
+        """Return what has been counted and start again from zero."""
+        taken = Tally(self.loss_sum, self.frames, self.correct)
+        self.loss_sum, self.frames, self.correct = 0.0, 0, 0.0
+        return taken
+
+
+class Worker:
+    """Computes gradients and scores for one learner, or for all learners of a simulation."""
+
+    def __init__(self, task: Task, pool: Pool, seed: int) -> None:
+        self.task = task
+        self.pool = pool
+        self.seed = seed
+        torch.manual_seed(stable_seed(seed, "model"))
+        self.model = task.build_model()
+        self.layout = Layout.of(self.model)
+        self.initial = self.layout.flatten(self.model)
+        self._parameters = list(self.model.parameters())
+        self._has_buffers = any(True for _ in self.model.buffers())
+        self._bound = 0
+        self._state: WorkerState | None = None
+
+    def new_state(self) -> WorkerState:
+        """Return the state of a learner that has not begun."""
+        return WorkerState({k: b.detach().clone() for k, b in self.model.named_buffers()})
+
+    def bind(self, params: Flat, state: WorkerState) -> None:
+        """Make the model's parameters views of `params`, its buffers those of `state`."""
+        if params.data_ptr() != self._bound:
+            for p, view in zip(self._parameters, self.layout.views(params), strict=True):
+                p.data = view
+            self._bound = params.data_ptr()
+            self._held = params  # an address may be reused only once nobody holds the old vector
+        if self._has_buffers and state is not self._state:
+            for name, buffer in self.model.named_buffers():
+                buffer.data = state.buffers[name]
+        self._state = state
+
+    def gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
+        """Mean gradient over the frames of one drawn item."""
+        self.bind(params, state)
+        self.model.train()
+        torch.manual_seed(stable_seed(self.seed, ticket.epoch, ticket.index))
+        loss = self._loss("train", ticket.index, ticket.epoch)
+        grads = torch.autograd.grad(
+            loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False
+        )
+        return Grad(
+            self.layout.pack(grads),
+            loss.frames,
+            float(loss.total.detach()),
+            float(loss.correct),
+            (ticket,),
+        )
+
+    def dry(self) -> Grad:
+        """Return the gradient of a learner that has nothing to draw: no frames, no direction."""
+        return Grad(self.layout.zeros(), 0, 0.0, 0.0)
+
+    @torch.no_grad()
+    def score(self, params: Flat, state: WorkerState, split: str, items: Sequence[int]) -> Tally:
+        """Loss and correct frames of some items of a held-out split."""
+        self.bind(params, state)
+        self.model.eval()
+        tally = Tally()
+        for index in items:
+            loss = self._loss(split, index, epoch=0)
+            tally.add(float(loss.total), loss.frames, float(loss.correct))
+        return tally
+
+    def _loss(self, split: str, index: int, epoch: int) -> Loss:
+        item = self.pool.items(split)[index]
+        loss = self.task.loss(self.model, self.task.load(split, item, epoch))
+        if loss.frames != item.frames:
+            raise TaskError(
+                f"item {item.id!r} of split {split!r} was announced with {item.frames} frames but "
+                f"its loss counts {loss.frames}: the ledger could not close. "
+                "Make items() and loss() agree."
+            )
+        return loss
+
+
+def mean_buffers(states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Buffers of an evaluated or saved model: floats averaged over learners, others from the first.
+
+    The stated policy for batch-norm statistics: each learner keeps its own while training.
+    """
+    if not states:
+        return {}
+    equal = [1.0 / len(states)] * len(states)
+    return {
+        name: weighted_sum([s[name] for s in states], equal)
+        if first.is_floating_point() and len(states) > 1
+        else first.clone()
+        for name, first in states[0].items()
+    }
