@@ -59,7 +59,7 @@ class Mean:
     weight: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Message:
     """What `Recv` returns."""
 

@@ -60,6 +60,7 @@ class Strategy(ABC):
     summary: ClassVar[str]
     commits_when: ClassVar[str]  # the point at which drawn items count as learnt
     synchronous: ClassVar[bool]  # same effects in the same order everywhere; draws by number
+    uses_messages: ClassVar[bool] = False  # asynchronous ones always may
     evaluates: ClassVar[Literal["replica", "average", "root"]] = "replica"
     max_learners: ClassVar[int | None] = None
     needs_even_world: ClassVar[bool] = False

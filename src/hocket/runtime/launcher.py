@@ -1,0 +1,245 @@
+"""Starts the learners of one host, serves their store, watches them, and ends them all at the end.
+
+Learners are forked from a server process that has torch loaded already, so starting them costs
+tenths of a second, not two seconds each. The launcher:
+
+* on Ctrl-C or SIGTERM asks them to stop at the next boundary, with a checkpoint; a second Ctrl-C
+  ends them at once;
+* when one fails or dies, asks the others what they were doing, ends them, and names the first cause;
+* leaves no process behind: learners also end by themselves when the launcher's pipe closes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from hocket import errors
+from hocket.errors import HocketError, LearnerFailedError
+from hocket.experiment import Experiment
+from hocket.runtime import learner_process
+from hocket.runtime.transport import Store
+
+HOST = "127.0.0.1"
+PATIENCE_S = 5.0  # between asking a process to end and ending it
+_POLL_S = 0.2
+
+
+@dataclass
+class Child:
+    """One learner process, as its launcher sees it."""
+
+    rank: int
+    process: BaseProcess
+    pipe: Connection
+    summary: dict[str, Any] | None = None
+    failure: tuple[str, str, str, str] | None = None  # type, message, doing, traceback
+    status: str | None = None
+
+    def ended_by(self) -> str:
+        """Say how the process ended."""
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+        return f"ended with exit code {code}"
+
+
+@dataclass
+class Launcher:
+    """Runs one experiment in real processes."""
+
+    experiment: Experiment
+    run_dir: Path | None
+    resume: bool
+    report: Callable[[dict[str, Any]], None]
+    say: Callable[[str], None] = print
+    children: list[Child] = field(default_factory=list)
+    _interrupts: int = 0
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run to the end and return the learners' summaries, in rank order."""
+        store = Store.serve(HOST, self.experiment.options.timeout_s)
+        store.put("token", secrets.token_hex(16))
+        try:
+            with self._signals():
+                self._start(store.port)
+                self._watch()
+        finally:
+            self._end_all()
+        summaries = [c.summary for c in self.children]
+        assert all(s is not None for s in summaries)
+        return [s for s in summaries if s is not None]
+
+    def _start(self, port: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["hocket.runtime.learner_process"])
+        for rank in range(self.experiment.options.learners):
+            ours, theirs = context.Pipe()
+            orders = learner_process.Orders(
+                self.experiment, rank, HOST, port, self.run_dir, self.resume
+            )
+            process = context.Process(
+                target=learner_process.main, args=(orders, theirs), name=f"hocket learner {rank}"
+            )
+            self.children.append(Child(rank, process, ours))
+            process.start()
+            theirs.close()  # else the pipe would never show its end
+
+    # ------------------------------------------------------------------ watching
+
+    def _watch(self) -> None:
+        told = 0
+        while any(c.summary is None for c in self.children):
+            if self._interrupts > told:
+                told = self._interrupts
+                self._interrupted(told)
+            by_pipe = {c.pipe: c for c in self.children if c.summary is None}
+            for pipe in wait(list(by_pipe), timeout=_POLL_S):
+                self._hear(by_pipe[pipe])  # type: ignore[index]
+            failed = next((c for c in self.children if c.failure is not None), None)
+            if failed is not None:
+                raise self._cause(failed)
+
+    def _hear(self, child: Child) -> None:
+        try:
+            kind, body = child.pipe.recv()
+        except (EOFError, OSError):
+            child.process.join(PATIENCE_S)
+            what = child.ended_by()
+            child.failure = ("LearnerFailedError", "", "", "")
+            raise self._died(child, what) from None
+        if kind == "event":
+            self.report(body)
+        elif kind == "done":
+            child.summary = body
+        elif kind == "failed":
+            child.failure = body
+        elif kind == "status":
+            child.status = body
+
+    def _interrupted(self, count: int) -> None:
+        if count > 1:
+            raise KeyboardInterrupt
+        self.say("stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)")
+        self._tell_all("stop")
+
+    def _tell_all(self, order: str) -> None:
+        for child in self.children:
+            try:
+                child.pipe.send(order)
+            except OSError:
+                continue
+
+    # ------------------------------------------------------------------ failures
+
+    def _cause(self, failed: Child) -> HocketError:
+        """Turn what a learner said into an error of the same kind, with everybody's whereabouts."""
+        first = self._first_cause(failed)
+        assert first.failure is not None
+        name, message, doing, trace = first.failure
+        kind = getattr(errors, name, None)
+        others = self._whereabouts(first)
+        if isinstance(kind, type) and issubclass(kind, HocketError):
+            return kind(message + (others if "waited" in message else ""))
+        return LearnerFailedError(
+            f"rank {first.rank} failed while it {doing}: {name}: {message}{others}\n"
+            f"--- rank {first.rank}'s traceback ---\n{trace}"
+        )
+
+    def _first_cause(self, failed: Child) -> Child:
+        """Prefer a learner that failed by itself to one that merely lost its connection to it."""
+        self._listen_on(0.5)
+        for child in self.children:
+            if child.process.exitcode not in (None, 0) and child.failure is None:
+                raise self._died(child, child.ended_by())
+        own = [
+            c for c in self.children if c.failure and c.failure[0] != LearnerFailedError.__name__
+        ]
+        return next(iter(own), failed)
+
+    def _listen_on(self, seconds: float) -> None:
+        """Hear what others have to say within a short time; their ends are no news now."""
+        until = time.monotonic() + seconds
+        open_pipes = {
+            c.pipe: c for c in self.children if c.summary is None and c.failure is None
+        }
+        while open_pipes and (left := until - time.monotonic()) > 0:
+            for pipe in wait(list(open_pipes), timeout=left):
+                child = open_pipes[pipe]  # type: ignore[index]
+                try:
+                    self._hear(child)
+                except LearnerFailedError:
+                    child.failure = None
+                    del open_pipes[pipe]  # type: ignore[arg-type]
+                    continue
+                if child.failure is not None:
+                    del open_pipes[pipe]  # type: ignore[arg-type]
+
+    def _died(self, child: Child, what: str) -> LearnerFailedError:
+        where = f"; its run directory is {self.run_dir}" if self.run_dir else ""
+        return LearnerFailedError(
+            f"rank {child.rank} (process {child.process.pid}) {what} before its work was done, so "
+            f"the run was stopped{self._whereabouts(child)}\nIf the system ran out of memory, use "
+            "fewer learners or a smaller model; then continue from the last checkpoint with "
+            f"--resume{where}"
+        )
+
+    def _whereabouts(self, but: Child) -> str:
+        """Ask the others what they are doing."""
+        self._tell_all("status")
+        self._listen_on(0.5)
+        lines = []
+        for c in self.children:
+            if c is but:
+                continue
+            state = c.status or (f"failed while it {c.failure[2]}" if c.failure else None)
+            lines.append(f"\n  rank {c.rank} {state or 'did not answer'}")
+        return "".join(lines)
+
+    # ------------------------------------------------------------------ ending
+
+    def _end_all(self) -> None:
+        """End every process this launcher started, by its own handle."""
+        finished = all(c.summary is not None for c in self.children)
+        for child in self.children:
+            if child.process.pid is None:
+                continue
+            if finished:
+                child.process.join(PATIENCE_S)
+            if child.process.is_alive():
+                child.process.terminate()
+        for child in self.children:
+            if child.process.pid is None:
+                continue
+            child.process.join(PATIENCE_S)
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join(PATIENCE_S)
+            child.pipe.close()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Count Ctrl-C and SIGTERM instead of dying of them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may set handlers; its owner then sees KeyboardInterrupt
+            return
+
+        def count(number: int, frame: Any) -> None:
+            self._interrupts += 1
+
+        before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)

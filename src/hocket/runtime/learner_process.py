@@ -1,0 +1,114 @@
+"""The program of one learner process: what the launcher starts.
+
+It obeys its launcher through a pipe (stop, status), and ends when the pipe closes: no learner
+outlives its launcher, however that one ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.experiment import Experiment
+from hocket.runtime.checkpoint import Checkpoints
+from hocket.runtime.process import ProcessRuntime
+from hocket.runtime.transport import Store
+
+ORPHANED = 3  # exit code of a learner whose launcher has gone
+
+
+@dataclass(frozen=True)
+class Orders:
+    """All that a learner needs to know."""
+
+    experiment: Experiment
+    rank: int
+    host: str
+    port: int
+    run_dir: Path | None
+    resume: bool
+
+
+class Control:
+    """The learner's end of the pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._stop = False
+        self.runtime: ProcessRuntime | None = None
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    def tell(self, kind: str, body: Any = None) -> None:
+        """Send something to the launcher."""
+        with self._lock:
+            self._pipe.send((kind, body))
+
+    def attach(self, runtime: ProcessRuntime) -> None:
+        """Let orders reach the runtime; one may have come while it was being built."""
+        self.runtime = runtime
+        if self._stop:
+            runtime.stop()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                order = self._pipe.recv()
+                if order == "stop":
+                    self._stop = True
+                    if self.runtime is not None:
+                        self.runtime.stop()
+                elif order == "status":
+                    runtime = self.runtime
+                    self.tell("status", runtime.describe() if runtime else "is starting")
+        except (EOFError, OSError):
+            os._exit(ORPHANED)
+
+
+def main(orders: Orders, pipe: Connection) -> None:
+    """Run one learner; every way out tells the launcher first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    torch.set_num_threads(orders.experiment.options.threads)
+    control = Control(pipe)
+    code = 0
+    try:
+        runtime = _build(orders, control)
+        control.attach(runtime)
+        runtime.run()
+        if orders.run_dir is not None and orders.experiment.options.trace:
+            runtime.trace.write(orders.run_dir / f"trace-{orders.rank}.jsonl")
+        control.tell("done", runtime.summary())
+    except BaseException as error:
+        doing = control.runtime.describe() if control.runtime else "was starting"
+        control.tell("failed", (type(error).__name__, str(error), doing, traceback.format_exc()))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread may still sit in a collective that nobody will complete
+
+
+def _build(orders: Orders, control: Control) -> ProcessRuntime:
+    options = orders.experiment.options
+    store = Store.connect(orders.host, orders.port, options.timeout_s)
+    checkpoints = saved = None
+    if orders.run_dir is not None:
+        checkpoints = Checkpoints(orders.run_dir, options.keep_checkpoints)
+        saved = checkpoints.latest() if orders.resume else None
+    return ProcessRuntime(
+        orders.experiment,
+        orders.rank,
+        store,
+        orders.host,
+        lambda event: control.tell("event", event),
+        checkpoints,
+        saved,
+    )
