@@ -54,7 +54,7 @@ class Experiment:
     optimizer: Optimizer = SGD()  # noqa: RUF009  (frozen: safe to share)
     schedule: Schedule = Constant()  # noqa: RUF009
     codec: Codec = FLOAT32
-    options: RuntimeOptions = RuntimeOptions()  # noqa: RUF009
+    options: RuntimeOptions = RuntimeOptions()
     record: dict[str, Any] = field(default_factory=dict)  # the configuration, as written down
 
     def __post_init__(self) -> None:

@@ -99,9 +99,7 @@ class Learner:
         """Hand a payload over; it is not ours any more."""
         await Send(to, tag, payload)
 
-    async def recv(
-        self, tag: str, source: int = ANYONE, timeout_s: float | None = None
-    ) -> Message:
+    async def recv(self, tag: str, source: int = ANYONE, timeout_s: float | None = None) -> Message:
         """Wait for the next message with this tag."""
         return await Recv(tag, source, timeout_s)
 

@@ -45,9 +45,7 @@ class Ticket:
 class Pool:
     """The items of a task and the order in which each epoch visits them."""
 
-    def __init__(
-        self, task: Task, *, epochs: int, seed: int, sharding: Sharding = "pool"
-    ) -> None:
+    def __init__(self, task: Task, *, epochs: int, seed: int, sharding: Sharding = "pool") -> None:
         self._items = {split: list(task.items(split)) for split in ("train", "dev")}
         for split, items in self._items.items():
             if not items:

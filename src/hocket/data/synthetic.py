@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
@@ -42,7 +42,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Synthetic(Task):
-    """The `[task]` table of the built-in task. Its own seed: runs with other seeds share the data."""
+    """The `[task]` table of the built-in task. Runs with other seeds share its data."""
 
     num_frames: int = 60_000  # of the training split
     dev_frames: int = 6_000
@@ -57,7 +57,9 @@ class Synthetic(Task):
     def __post_init__(self) -> None:
         for key in ("num_frames", "dev_frames", "batch_frames", "num_features"):
             require(getattr(self, key) >= 1, f"task.{key} must be at least 1")
-        require(self.num_classes >= 4, f"task.num_classes must be at least 4, not {self.num_classes}")
+        require(
+            self.num_classes >= 4, f"task.num_classes must be at least 4, not {self.num_classes}"
+        )
         require(self.context >= 0, f"task.context must be at least 0, not {self.context}")
         require(self.noise > 0, f"task.noise must be above 0, not {self.noise}")
 
@@ -82,7 +84,7 @@ class Synthetic(Task):
         p = np.full(self.num_classes, 1 / self.num_classes)
         for _ in range(1000):
             p = p @ transition
-        return p / p.sum()
+        return np.asarray(p / p.sum())
 
     def frames(self, split: str) -> Frames:
         """Generate (once) the utterances of a split."""
@@ -166,7 +168,7 @@ class Synthetic(Task):
         x, labels = batch
         scores = model(x)
         correct = (scores.detach().argmax(1) == labels).sum()
-        return Loss(F.cross_entropy(scores, labels, reduction="sum"), len(labels), correct)
+        return Loss(cross_entropy(scores, labels, reduction="sum"), len(labels), correct)
 
     # ------------------------------------------------------------------ the floor
 
@@ -194,7 +196,7 @@ class Synthetic(Task):
         return _normalised(forward * likelihood * backward)
 
     def bayes_error(self, split: str = "dev") -> float:
-        """Return the error of the exact posterior on a split: no model can be expected to do better."""
+        """Return the error of the exact posterior on a split; no model can hope to do better."""
         best = self.posteriors(split).argmax(1)
         return float((best != self.frames(split).labels.numpy()).mean())
 

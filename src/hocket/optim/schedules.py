@@ -43,6 +43,7 @@ class Schedule(ABC):
 
     def evaluated(self, loss: float, state: ScheduleState) -> None:
         """Take note of a dev loss."""
+        state.best_loss = loss if state.best_loss is None else min(loss, state.best_loss)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Exponential(Schedule):
 
     def factor(self, epochs_done: float, state: ScheduleState) -> float:
         """Interpolate the logarithm."""
-        return self.final_factor ** min(1.0, epochs_done / self.epochs)
+        return float(self.final_factor ** min(1.0, epochs_done / self.epochs))
 
 
 @dataclass(frozen=True)

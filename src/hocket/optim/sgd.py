@@ -1,8 +1,8 @@
 """Stochastic gradient descent with momentum, to the bit as `torch.optim.SGD`.
 
-    g <- g + weight_decay * w
-    v <- momentum * v + g
-    w <- w - lr * v                      (Nesterov: w - lr * (g + momentum * v))
+g <- g + weight_decay * w
+v <- momentum * v + g
+w <- w - lr * v                      (Nesterov: w - lr * (g + momentum * v))
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ class Saved:
         except OSError as error:
             raise CheckpointError(f"{stem}.*: cannot be read: {error}") from error
 
-
     def plain(self, rank: int, key: str) -> Any:
         """Read one entry of a learner's part that holds no tensors."""
         skeleton = json.loads((self.path / f"rank-{rank}.json").read_text())

@@ -54,7 +54,9 @@ class Host:
         for key in ("count", "learners"):
             require(getattr(self, key) >= 1, f"hosts.{key} must be at least 1")
         for key in ("frames_per_s", "bandwidth_gbit", "memory_gbit"):
-            require(getattr(self, key) > 0, f"hosts.{key} must be above 0, not {getattr(self, key)}")
+            require(
+                getattr(self, key) > 0, f"hosts.{key} must be above 0, not {getattr(self, key)}"
+            )
         require(0 <= self.jitter <= 2, f"hosts.jitter must be in [0, 2], not {self.jitter}")
 
 
@@ -163,7 +165,9 @@ class CostModel:
     def _ranks(self) -> range:
         return range(len(self._places))
 
-    def compute(self, rank: int, now: float, frames: int, speed: float = 1.0) -> tuple[float, float]:
+    def compute(
+        self, rank: int, now: float, frames: int, speed: float = 1.0
+    ) -> tuple[float, float]:
         """Return start and end of computing on so many frames; tasks of one rank share its core."""
         host = self._places[rank][1]
         start = max(now, self._core_free[rank])
@@ -193,7 +197,9 @@ class CostModel:
         self._in_free[b] = max(received, sent + self._cluster.latency_s)
         return self._in_free[b]
 
-    def collective(self, members: tuple[int, ...], now: float, num_bytes: int, trips: float) -> float:
+    def collective(
+        self, members: tuple[int, ...], now: float, num_bytes: int, trips: float
+    ) -> float:
         """Return when a ring collective is done; `trips` = 2 for allreduce, 1 for a half of it.
 
         Every host passes trips * (H-1)/H of the data through its link; within hosts the learners

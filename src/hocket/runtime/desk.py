@@ -72,6 +72,7 @@ class Desk:
         self.scoring_state: WorkerState | None = None  # of the evaluated model, if it has buffers
         self.rng = random.Random(stable_seed(options.seed, "learner", rank))
         self.report = report
+        self.tick: Callable[[], None] = lambda: None  # called often; the runtime may show progress
         self.alive: tuple[int, ...] = tuple(range(options.learners))
         self.forks = 0  # in flight
         self.stop_wanted = False  # by this learner's own signals
@@ -102,9 +103,7 @@ class Desk:
     @property
     def progress(self) -> Progress:
         """Return how far the run is."""
-        return Progress(
-            self.ledger.committed_frames, self.ledger.epoch, self.pool.total_frames
-        )
+        return Progress(self.ledger.committed_frames, self.ledger.epoch, self.pool.total_frames)
 
     def rate(self) -> float:
         """Return the local learning rate now."""
@@ -142,6 +141,8 @@ class Desk:
         if self.frames >= self._next_log and self._log.frames:
             self._next_log = _next(self.frames, self._log_every)
             self._report_training()
+        else:
+            self.tick()
 
     def _guard(self) -> None:
         window = self._window
@@ -165,22 +166,27 @@ class Desk:
         )
 
     def _report_training(self) -> None:
-        synchronous = self.experiment.strategy.synchronous
-        if synchronous and self.rank != self.alive[0]:
-            self._log = Tally()
-            return
-        log = self._log.take()
-        self.report(
-            {
-                "event": "train",
-                "frames": self.ledger.committed_frames,
-                "epoch": self.ledger.epoch,
-                "rank": None if synchronous else self.rank,
-                "loss": log.loss_sum / log.frames,
-                "accuracy": log.correct / log.frames,
-                "lr": self.rate(),
-            }
-        )
+        if self.reports:
+            self.report(self.training("train"))
+        self._log = Tally()
+
+    @property
+    def reports(self) -> bool:
+        """True if this learner speaks for the run: one for all if synchronous, else each."""
+        return not self.experiment.strategy.synchronous or self.rank == self.alive[0]
+
+    def training(self, event: str) -> dict[str, Any]:
+        """Return the training figures since the last train event."""
+        log = self._log
+        return {
+            "event": event,
+            "frames": self.ledger.committed_frames,
+            "epoch": min(self.ledger.epoch, self.pool.epochs - 1),
+            "rank": None if self.experiment.strategy.synchronous else self.rank,
+            "loss": log.loss_sum / max(log.frames, 1),
+            "accuracy": log.correct / max(log.frames, 1),
+            "lr": self.rate(),
+        }
 
     # ------------------------------------------------------------------ boundaries
 

@@ -5,7 +5,7 @@ tenths of a second, not two seconds each. The launcher:
 
 * on Ctrl-C or SIGTERM asks them to stop at the next boundary, with a checkpoint; a second Ctrl-C
   ends them at once;
-* when one fails or dies, asks the others what they were doing, ends them, and names the first cause;
+* when one fails or dies, asks the others what they were doing, ends them, and names the cause;
 * leaves no process behind: learners also end by themselves when the launcher's pipe closes.
 """
 
@@ -170,9 +170,7 @@ class Launcher:
     def _listen_on(self, seconds: float) -> None:
         """Hear what others have to say within a short time; their ends are no news now."""
         until = time.monotonic() + seconds
-        open_pipes = {
-            c.pipe: c for c in self.children if c.summary is None and c.failure is None
-        }
+        open_pipes = {c.pipe: c for c in self.children if c.summary is None and c.failure is None}
         while open_pipes and (left := until - time.monotonic()) > 0:
             for pipe in wait(list(open_pipes), timeout=left):
                 child = open_pipes[pipe]  # type: ignore[index]

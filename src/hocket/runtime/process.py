@@ -58,6 +58,7 @@ from hocket.runtime.trampoline import Deliver, Task, Trampoline
 from hocket.runtime.transport import Group, Store, own_address
 from hocket.worker import Tally, Worker
 
+PROGRESS_EVERY_S = 0.5  # to the user's eyes only; nothing depends on it
 QUIET_POLL_S = 0.002  # between two looks at whether messages are still under way
 _KINDS: tuple[type[Effect[Any]], ...] = (
     AllReduce,
@@ -127,6 +128,7 @@ class ProcessRuntime(Trampoline):
         self._lost_peers: set[int] = set()
         self._failure: BaseException | None = None
         self._returned = self._over = False
+        self._shown = 0.0
         self._store = store
         self._address = own_address(host)
         self._groups: dict[tuple[int, ...] | None, Group] = {}
@@ -167,6 +169,7 @@ class ProcessRuntime(Trampoline):
             self._worker.new_state(),
             self._note_event,
         )
+        self._desk.tick = self._show_progress
         self.state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
         if saved is not None:
             self.state = restore(self._desk, self.state, saved, self._worker.layout)
@@ -453,9 +456,7 @@ class ProcessRuntime(Trampoline):
         self._do(self._computing, compute, finish, deliver)
 
     def _score(self, effect: Evaluate) -> Tally:
-        items = collectives.slice_of(
-            len(self._pool.items(effect.which)), self.rank, self.size
-        )
+        items = collectives.slice_of(len(self._pool.items(effect.which)), self.rank, self.size)
         state = self._desk.scoring_state or self._desk.worker_state
         return self._worker.score(effect.params, state, effect.which, items)
 
@@ -507,9 +508,7 @@ class ProcessRuntime(Trampoline):
         deterministic = self._experiment.options.deterministic
 
         def job() -> tuple[Mean, Note | None]:
-            weights, note = self._exchange_notes(
-                group, AllReduce, effect.x.numel(), weight, riding
-            )
+            weights, note = self._exchange_notes(group, AllReduce, effect.x.numel(), weight, riding)
             value = group.weighted_sum(effect.x, shares(weights), deterministic=deterministic)
             contributors = sum(w > 0 for w in weights) or len(weights)
             return Mean(value, contributors, float(sum(weights))), note
@@ -716,6 +715,12 @@ class ProcessRuntime(Trampoline):
     def _note_event(self, event: dict[str, Any]) -> None:
         self._report({"event": event["event"], "time_s": self._now(), "clock": "wall"} | event)
 
+    def _show_progress(self) -> None:
+        now = time.monotonic()
+        if self.rank == 0 and now - self._shown >= PROGRESS_EVERY_S:
+            self._shown = now
+            self._note_event(self._desk.training("progress"))
+
     def _common_state(self) -> dict[str, Any]:
         if self._experiment.strategy.synchronous:
             return {}
@@ -748,5 +753,3 @@ def _matches(recv: Recv, message: Message) -> bool:
 
 def _ring_bytes(num_bytes: int, size: int) -> int:
     return 2 * num_bytes * (size - 1) // size
-
-

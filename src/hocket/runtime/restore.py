@@ -65,4 +65,3 @@ def _flat_model(saved: Saved, layout: Layout) -> Flat:
     if missing:
         raise CheckpointError(f"{saved.path}: the model has no parameter {missing[0]!r}")
     return layout.pack(torch.as_tensor(saved.model[e.name]) for e in layout.entries)
-

@@ -60,6 +60,8 @@ class Post:
     deliver: Deliver
     value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
     weight: float = 0.0
+    tally: Tally = field(default_factory=Tally)  # what rides along
+    stop: bool = False
 
 
 @dataclass
@@ -85,9 +87,7 @@ class SimLearner:
     bytes_sent: int = 0
     draws: int = 0
     frames: int = 0
-    collectives: dict[tuple[int, ...] | None, int] = field(
-        default_factory=lambda: defaultdict(int)
-    )
+    collectives: dict[tuple[int, ...] | None, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class Simulator(Trampoline):
@@ -155,6 +155,11 @@ class Simulator(Trampoline):
         return SimLearner(desk, state)
 
     # ------------------------------------------------------------------ running
+
+    def stop(self) -> None:
+        """Ask to stop at the next boundary."""
+        for learner in self.learners:
+            learner.desk.stop_wanted = True
 
     def run(self) -> State:
         """Run to the end and return the final state of the first learner alive."""
@@ -228,7 +233,9 @@ class Simulator(Trampoline):
             if not learner.returned:
                 awaited[self._describe(rank)].append(rank)
         lines = [
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} await{'' if len(ranks) > 1 else 's'} {what}"
+            f"rank {ranks[0]} awaits {what}"
+            if len(ranks) == 1
+            else f"ranks {', '.join(map(str, ranks))} await {what}"
             for what, ranks in awaited.items()
         ]
         return (
@@ -334,6 +341,8 @@ class Simulator(Trampoline):
         if isinstance(post.effect, AllReduce):
             given = post.effect.weight
             post.weight = learner.desk.ledger.pending_frames if given is None else given
+        if isinstance(post.effect, AllReduce | MeanGradient) and group is None:
+            self._board(learner.desk, post)
         number = learner.collectives[group]
         learner.collectives[group] += 1
         meet = self._meets.setdefault((group, number), Meet(group))
@@ -342,8 +351,8 @@ class Simulator(Trampoline):
         if type(other.effect) is not type(post.effect):
             raise ContractError(
                 f"collective #{number}: rank {next(iter(meet.posts))} issued "
-                f"{other.effect.describe()}, rank {rank} issued {post.effect.describe()}; a group's "
-                "collectives must come in the same order on all members (contract rule 7)"
+                f"{other.effect.describe()}, rank {rank} issued {post.effect.describe()}; a "
+                "group's collectives must come in the same order on all members (contract rule 7)"
             )
         self._complete_if_all_here(group, number)
 
@@ -380,24 +389,24 @@ class Simulator(Trampoline):
     def _complete(self, members: tuple[int, ...], posts: list[Post]) -> None:
         effect = posts[0].effect
         answers, size_bytes, trips = self._answer(members, posts)
-        end = self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
+        end = (
+            self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
+        )
         sent = int(trips * size_bytes * (len(members) - 1) / len(members))
-        riding = self._riding_along(effect, members)
+        note = None
+        if getattr(effect, "group", None) is None:
+            tally = collectives.total([p.tally for p in posts])
+            note = Note(members, tally, any(p.stop for p in posts))
         for rank, post, answer in zip(members, posts, answers, strict=True):
             self.learners[rank].bytes_sent += sent
             if size_bytes:
                 self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
-            self._deliver_at(end, rank, self._with_note(rank, riding, post.deliver), answer)
+            self._deliver_at(end, rank, self._with_note(rank, note, post.deliver), answer)
 
-    def _riding_along(self, effect: Effect[Any], members: tuple[int, ...]) -> Note | None:
-        """Return what travels with a collective of all learners: who took part, what all learnt."""
-        if getattr(effect, "group", None) is not None:
-            return None
-        tally, stop = Tally(), False
-        if isinstance(effect, AllReduce | MeanGradient) and self._experiment.strategy.synchronous:
-            tally = collectives.total([self.desk(r).own_tally.take() for r in members])
-            stop = any(self.desk(r).stop_wanted for r in members)
-        return Note(members, tally, stop)
+    def _board(self, desk: Desk, post: Post) -> None:
+        """Let a learner's tally and its wish to stop ride along."""
+        if self._experiment.strategy.synchronous:
+            post.tally, post.stop = desk.own_tally.take(), desk.stop_wanted
 
     def _with_note(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
         def arrive(answer: Any, error: BaseException | None) -> None:
@@ -418,7 +427,10 @@ class Simulator(Trampoline):
             value = weighted_sum([p.effect.x for p in posts], share)  # type: ignore[attr-defined]
             contributors = sum(p.weight > 0 for p in posts) or len(posts)
             weight = float(sum(p.weight for p in posts))
-            means = [Mean(value if i == 0 else value.clone(), contributors, weight) for i, _ in enumerate(posts)]
+            means = [
+                Mean(value if i == 0 else value.clone(), contributors, weight)
+                for i, _ in enumerate(posts)
+            ]
             return means, value.numel() * 4, 2.0
         if isinstance(effect, MeanGradient):
             grads: list[Grad] = [p.value for p in posts]

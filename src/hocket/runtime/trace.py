@@ -30,7 +30,7 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list)
     keep: bool = True
-    _hash: "hashlib._Hash" = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def note(self, rank: int, kind: str, start_s: float, end_s: float, detail: str = "") -> None:
         """Add a span."""

@@ -128,10 +128,10 @@ class Trampoline(ABC):
         else:
             handle.waiter = resume
 
+    @abstractmethod
     def started(self, service: Task) -> None:
         """Take note of a service (for draining and for error messages)."""
 
+    @abstractmethod
     def service_ended(self, value: Any, error: BaseException | None) -> None:
-        """End of a service: fine, unless it failed."""
-        if error is not None:
-            raise error
+        """Take note of the end of a service: fine, unless it failed."""

@@ -13,10 +13,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from hocket.flat import Flat
 from hocket.numerics import weighted_sum
+
+dist: Any = torch.distributed  # its stubs lack the group objects that are used here
 
 
 class Store:

@@ -1,0 +1,44 @@
+"""Hocket: train one acoustic model on many learners.
+
+In music a hocket is one melody shared out among several voices. Here one model is trained by
+several learners, with every parallel method of the speech literature, in real processes or in a
+deterministic simulator.
+"""
+
+from hocket.api import Result, simulate, train
+from hocket.data.synthetic import Synthetic
+from hocket.errors import HocketError
+from hocket.models.dnn import DNN
+from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Warmup
+from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
+from hocket.strategies import AllReduceSGD, KStep, Sequential
+from hocket.strategy import State, Strategy
+from hocket.task import Item, Loss, Task
+
+__all__ = [
+    "DNN",
+    "SGD",
+    "AdamW",
+    "AllReduceSGD",
+    "Cluster",
+    "Constant",
+    "Death",
+    "Exponential",
+    "HocketError",
+    "Host",
+    "Item",
+    "KStep",
+    "Loss",
+    "Newbob",
+    "Pause",
+    "Result",
+    "Sequential",
+    "Slow",
+    "State",
+    "Strategy",
+    "Synthetic",
+    "Task",
+    "Warmup",
+    "simulate",
+    "train",
+]

@@ -1,0 +1,366 @@
+"""`hocket.train` and `hocket.simulate`: the same experiment in either world."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from hocket import config
+from hocket.errors import ConfigError
+from hocket.experiment import Experiment
+from hocket.optim import Optimizer, Schedule
+from hocket.runtime import rundir
+from hocket.runtime.checkpoint import Checkpoints, Saved
+from hocket.runtime.cost import Cluster
+from hocket.runtime.display import display
+from hocket.runtime.launcher import Launcher
+from hocket.runtime.metrics import Recorder
+from hocket.runtime.simulator import Simulator
+from hocket.strategy import Strategy
+from hocket.task import Task
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """What one learner did."""
+
+    rank: int
+    frames: int
+    bytes_sent: int
+    utilisation: float  # share of the training time spent computing gradients
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    loss: float
+    accuracy: float
+    frames: int  # committed
+    discarded_frames: int
+    epoch: int
+    time_s: float  # of training; evaluation and checkpoints are left out
+    aside_s: float  # of evaluation and checkpoints
+    clock: str
+    learners: list[LearnerReport]
+    model: dict[str, torch.Tensor]
+    stopped: bool
+    run_dir: Path | None
+    trace_digest: str | None = None  # of a simulation: the same seed gives the same
+
+    @property
+    def frames_per_s(self) -> float:
+        """Throughput, evaluation left out."""
+        return self.frames / self.time_s if self.time_s else 0.0
+
+
+def train(
+    task: Task | str = "synthetic",
+    *,
+    strategy: Strategy | str | Mapping[str, Any] = "sequential",
+    learners: int = 1,
+    optimizer: Optimizer | Mapping[str, Any] | None = None,
+    schedule: Schedule | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **runtime: Any,
+) -> Result:
+    """Train in real processes on this host.
+
+    `task` is a `Task` of one's own or the name of a built-in one. Further keywords are those of the
+    `[runtime]` table. Learners are separate processes: a script must guard its entry point with
+    `if __name__ == "__main__":`, and the task must pickle.
+    """
+    options = {"learners": learners, "seed": seed, **runtime}
+    experiment = _experiment(task, strategy, optimizer, schedule, options)
+    return run_real(experiment, _path(out), resume=resume, progress=progress)
+
+
+def simulate(
+    task: Task | str = "synthetic",
+    *,
+    strategy: Strategy | str | Mapping[str, Any] = "sequential",
+    cluster: Cluster | int | str | Path = 1,
+    optimizer: Optimizer | Mapping[str, Any] | None = None,
+    schedule: Schedule | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **runtime: Any,
+) -> Result:
+    """Train in the simulator: real gradients, modelled time.
+
+    `cluster` is a `Cluster`, a number of equal learners, or a cluster file.
+    """
+    cluster = open_cluster(cluster)
+    options = {"learners": cluster.num_learners, "seed": seed, **runtime}
+    experiment = _experiment(task, strategy, optimizer, schedule, options)
+    return run_simulated(experiment, cluster, _path(out), resume=resume, progress=progress)
+
+
+def open_cluster(cluster: Cluster | int | str | Path) -> Cluster:
+    """Return a cluster, given it, its size, or its file."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if isinstance(cluster, int):
+        return Cluster.even(cluster)
+    tables = _read_cluster(Path(cluster))
+    return config.build_cluster(tables)
+
+
+def _read_cluster(path: Path) -> Mapping[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _path(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)
+
+
+def _experiment(
+    task: Task | str,
+    strategy: Strategy | str | Mapping[str, Any],
+    optimizer: Optimizer | Mapping[str, Any] | None,
+    schedule: Schedule | Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Experiment:
+    tables: dict[str, Mapping[str, Any]] = {"runtime": options}
+    objects: dict[str, Any] = {}
+    for name, given in (("strategy", strategy), ("optimizer", optimizer), ("schedule", schedule)):
+        if isinstance(given, str):
+            tables[name] = {"name": given}
+        elif isinstance(given, Mapping):
+            tables[name] = given
+        elif given is not None:
+            objects[name] = given
+    if isinstance(task, str):
+        tables["task"] = {"name": task}
+        own = None
+    else:
+        own = task
+    # Built in one go with the objects in place, so that a check sees what will really run.
+    parts = config.build_parts(tables, own)
+    return Experiment(**(parts | objects))
+
+
+# ---------------------------------------------------------------------------- the two worlds
+
+
+@contextmanager
+def _run_directory(
+    experiment: Experiment, cluster: Cluster | None, out: Path | None, resume: bool
+) -> Iterator[tuple[Path, Saved | None]]:
+    """Open, reopen, or borrow a directory for a run."""
+    if out is None:
+        if resume:
+            raise ConfigError("resume needs the run directory: give it as `out`")
+        with tempfile.TemporaryDirectory(prefix="hocket-") as borrowed:
+            yield Path(borrowed), None
+        return
+    record = config.record(experiment, cluster)
+    if resume:
+        yield out, rundir.reopen(out, record, experiment.options.keep_checkpoints)
+    else:
+        rundir.create(out, record)
+        yield out, None
+
+
+def run_real(
+    experiment: Experiment, out: Path | None, *, resume: bool = False, progress: bool = True
+) -> Result:
+    """Run an experiment in real processes."""
+    title = _title(experiment)
+    total = experiment.pool().total_frames
+    with (
+        _run_directory(experiment, None, out, resume) as (path, saved),
+        display(title, total, wanted=progress) as shown,
+    ):
+        shown.say(rate_note(experiment))
+        recorder = Recorder(
+            path if out else None, tensorboard=experiment.options.tensorboard, show=shown.show
+        )
+        launcher = Launcher(experiment, path, saved is not None, recorder, shown.say)
+        try:
+            summaries = launcher.run()
+            result = _real_result(summaries, path, out)
+            recorder(_summary_event(result))
+        finally:
+            recorder.close()
+        return result
+
+
+def run_simulated(
+    experiment: Experiment,
+    cluster: Cluster,
+    out: Path | None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+) -> Result:
+    """Run an experiment in the simulator."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(experiment.options.threads)
+    total = experiment.pool().total_frames
+    try:
+        with (
+            _run_directory(experiment, cluster, out, resume) as (path, saved),
+            display(_title(experiment) + " (simulated)", total, wanted=progress) as shown,
+        ):
+            shown.say(rate_note(experiment))
+            recorder = Recorder(
+                path if out else None, tensorboard=experiment.options.tensorboard, show=shown.show
+            )
+            checkpoints = Checkpoints(path, experiment.options.keep_checkpoints)
+            try:
+                simulator = Simulator(experiment, cluster, recorder, checkpoints, saved)
+                with _stop_on_interrupt(simulator.stop, shown.say):
+                    simulator.run()
+                if out and experiment.options.trace:
+                    simulator.trace.write(out / "trace.jsonl")
+                result = _simulated_result(simulator, path, out)
+                recorder(_summary_event(result))
+            finally:
+                recorder.close()
+            return result
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _stop_on_interrupt(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+    """First Ctrl-C: stop at the next boundary. Second: at once."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def first(number: int, frame: Any) -> None:
+        say("stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)")
+        stop()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _title(experiment: Experiment) -> str:
+    learners = experiment.options.learners
+    return f"{experiment.strategy.name} on {learners} learner{'s' if learners > 1 else ''}"
+
+
+def rate_note(experiment: Experiment) -> str:
+    """Say which local rate is derived from the given one."""
+    optimizer, factor = experiment.optimizer, experiment.lr_factor()
+    if not optimizer.scales_with_gain:
+        return (
+            f"rate: {optimizer.lr:g} as given ({optimizer.name} steps do not grow with the "
+            "gradient, so no compensation applies)"
+        )
+    if factor == 1.0:
+        return f"rate: {optimizer.lr:g} on each learner"
+    return (
+        f"rate: {optimizer.lr:g} given (sequential), {optimizer.lr * factor:g} on each of "
+        f"{experiment.options.learners} learners after a ramp over the first epoch"
+    )
+
+
+# ---------------------------------------------------------------------------- results
+
+
+def _final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.Tensor]:
+    newest = Checkpoints(path, keep).list()[-1] / "model.safetensors"
+    if out is not None:
+        partial = out / "model.partial"
+        shutil.copyfile(newest, partial)
+        partial.replace(out / "model.safetensors")
+    return load_file(newest)
+
+
+def _real_result(summaries: list[dict[str, Any]], path: Path, out: Path | None) -> Result:
+    first = summaries[0]
+    time_s = first["time_s"] - first["aside_s"]
+    loss, accuracy = first["scores"] or (float("nan"), float("nan"))
+    return Result(
+        loss=loss,
+        accuracy=accuracy,
+        frames=first["committed_frames"],
+        discarded_frames=first["discarded_frames"],
+        epoch=first["epoch"],
+        time_s=time_s,
+        aside_s=first["aside_s"],
+        clock="wall",
+        learners=[
+            LearnerReport(s["rank"], s["frames"], s["bytes_sent"], s["compute_s"] / time_s)
+            for s in summaries
+        ],
+        model=_final_model(path, out),
+        stopped=first["stopped"] and not first["closed"],
+        run_dir=out,
+    )
+
+
+def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
+    desk = simulator.desk(simulator.alive[0])
+    time_s = simulator.now - desk.aside_s
+    scores = desk.scores
+    return Result(
+        loss=scores.loss if scores else float("nan"),
+        accuracy=scores.accuracy if scores else float("nan"),
+        frames=desk.ledger.committed_frames,
+        discarded_frames=desk.ledger.discarded_frames,
+        epoch=desk.ledger.epoch,
+        time_s=time_s,
+        aside_s=desk.aside_s,
+        clock="virtual",
+        learners=[
+            LearnerReport(rank, s.frames, s.bytes_sent, s.compute_s / time_s if time_s else 0.0)
+            for rank, s in enumerate(simulator.learners)
+        ],
+        model=_final_model(path, out),
+        stopped=desk.stop_agreed and not desk.ledger.closed(),
+        run_dir=out,
+        trace_digest=simulator.trace.digest,
+    )
+
+
+def _summary_event(result: Result) -> dict[str, Any]:
+    return {
+        "event": "summary",
+        "time_s": result.time_s + result.aside_s,
+        "clock": result.clock,
+        "frames": result.frames,
+        "epoch": result.epoch,
+        "rank": None,
+        "loss": result.loss,
+        "accuracy": result.accuracy,
+        "train_s": result.time_s,
+        "aside_s": result.aside_s,
+        "frames_per_s": result.frames_per_s,
+        "discarded_frames": result.discarded_frames,
+        "stopped": result.stopped,
+        "learners": [dataclasses.asdict(one) for one in result.learners],
+        "trace_digest": result.trace_digest,
+    }

@@ -1,0 +1,283 @@
+"""The command line. Thin: it reads options, calls the library, and prints what comes back."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hocket import api, config
+from hocket.api import Result
+from hocket.errors import ConfigError, HocketError
+from hocket.runtime import rundir
+from hocket.runtime.cost import Cluster
+from hocket.strategies import STRATEGIES
+from hocket.strategy import Strategy
+
+STOPPED = 130  # as a shell reports Ctrl-C
+
+_EXPLAIN = """\
+configuration:
+  Every option has a default. A TOML file (--config) sets some, in the tables
+  [task] [model] [strategy] [optimizer] [schedule] [codec] [runtime] [cluster];
+  --set table.key=value sets one, for example
+
+    --set strategy.sync_every=16      --set optimizer.momentum=0.9
+    --set schedule.name=newbob        --set model.width=512
+    --set runtime.evaluate_every=0.5  --set runtime.sharding=fixed
+
+  optimizer.lr is the rate of the *sequential* run; the rate of each learner is derived from it
+  (schedule.lr_compensation = full | sqrt | none), so that methods can be compared.
+"""
+
+_TRAIN = """\
+examples:
+  hocket train synthetic --out runs/alone
+  hocket train synthetic --strategy kstep --learners 2 --set strategy.sync_every=8 --out runs/k8
+  hocket train --resume --out runs/k8                    # after Ctrl-C or a crash
+  hocket train --resume --out runs/k8 --learners 4       # ... with more learners
+"""
+
+_SIMULATE = """\
+examples:
+  hocket simulate synthetic --strategy allreduce --learners 16 --out runs/sim16
+  hocket simulate synthetic --strategy kstep --cluster uneven.toml --out runs/uneven
+
+a cluster file:
+  [[hosts]]
+  count = 15                 # hosts like this
+  frames_per_s = 10000.0     # of each learner
+  bandwidth_gbit = 1.0       # of its link
+  jitter = 0.1               # log-normal sigma of a minibatch's time
+
+  [[hosts]]                  # and one host with two slow learners
+  learners = 2
+  frames_per_s = 2500.0
+
+  [[slow]]                   # a straggler: rank 3 takes ten times as long from second 5 on
+  rank = 3
+  factor = 10.0
+  from_s = 5.0
+
+  [[deaths]]                 # a planned fault
+  rank = 7
+  at_s = 12.0
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="hocket",
+        description="Train one acoustic model on many learners: in real processes, or in a "
+        "simulator that tells how long a cluster would take.",
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    train = _command(commands, "train", "train in real processes on this machine", _TRAIN)
+    _run_options(train)
+    simulate = _command(commands, "simulate", "train in the simulator, on any cluster", _SIMULATE)
+    _run_options(simulate)
+    simulate.add_argument("--cluster", metavar="FILE", help="a cluster file (see below)")
+    listing = commands.add_parser("strategies", help="list the parallel methods")
+    listing.add_argument("name", nargs="?", help="show one in full")
+    listing.add_argument("--json", action="store_true", help="for programs")
+    demo = commands.add_parser("demo", help="train the synthetic task in several ways and compare")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
+    return top
+
+
+def _command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text.capitalize() + ".",
+        epilog=f"{examples}\n{_EXPLAIN}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return added
+
+
+def _run_options(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("task", nargs="?", metavar="TASK", help="what to train: 'synthetic'")
+    add("--out", type=Path, metavar="RUN", required=True, help="the run directory")
+    add("--strategy", metavar="NAME", help="the parallel method (see `hocket strategies`)")
+    add("--learners", type=int, metavar="N", help="how many learners (default 1)")
+    add("--epochs", type=int, metavar="N", help="short for --set schedule.epochs=N")
+    add("--lr", type=float, metavar="X", help="short for --set optimizer.lr=X")
+    add("--seed", type=int, metavar="S", help="short for --set runtime.seed=S")
+    add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
+    add("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", dest="settings")
+    add("--resume", action="store_true", help="go on from the last checkpoint in RUN")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Put the configuration together: saved run, then file, then flags, then --set."""
+    tables: dict[str, dict[str, Any]] = {}
+    if args.resume:
+        rundir.saved_config(args.out)
+        tables = config.read(args.out / "config.json")
+    if args.config:
+        for name, table in config.read(args.config).items():
+            tables.setdefault(name, {}).update(table)
+    flags = {
+        ("task", "name"): args.task,
+        ("strategy", "name"): args.strategy,
+        ("runtime", "learners"): args.learners,
+        ("runtime", "seed"): args.seed,
+        ("schedule", "epochs"): args.epochs,
+        ("optimizer", "lr"): args.lr,
+    }
+    for (name, key), value in flags.items():
+        if value is not None:
+            tables.setdefault(name, {})[key] = value
+    for setting in args.settings:
+        config.override(tables, setting)
+    if "task" not in tables:
+        raise ConfigError("name the task to train, for example: synthetic")
+    return tables
+
+
+def _train(args: argparse.Namespace) -> int:
+    tables = tables_of(args)
+    if "cluster" in tables:
+        raise ConfigError("[cluster] can only take effect in `hocket simulate`")
+    experiment = config.build_experiment(tables)
+    result = api.run_real(experiment, args.out, resume=args.resume, progress=not args.quiet)
+    return _finish(result)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    tables = tables_of(args)
+    cluster = _cluster(args, tables)
+    tables.pop("cluster", None)
+    asked = tables.setdefault("runtime", {}).setdefault("learners", cluster.num_learners)
+    if asked != cluster.num_learners:
+        raise ConfigError(
+            f"--learners {asked} contradicts the cluster, which has {cluster.num_learners}: "
+            "leave one of them out"
+        )
+    experiment = config.build_experiment(tables)
+    result = api.run_simulated(
+        experiment, cluster, args.out, resume=args.resume, progress=not args.quiet
+    )
+    return _finish(result)
+
+
+def _cluster(args: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> Cluster:
+    if args.cluster:
+        return api.open_cluster(args.cluster)
+    saved = config.build_cluster(tables["cluster"]) if "cluster" in tables else None
+    wanted = args.learners or tables.get("runtime", {}).get("learners")
+    if saved is not None and (not args.learners or args.learners == saved.num_learners):
+        return saved
+    return Cluster.even(wanted or 1)
+
+
+def _finish(result: Result) -> int:
+    console = Console()
+    console.print(summary_table(result))
+    if result.stopped:
+        console.print(f"stopped; continue with: hocket ... --resume --out {result.run_dir}")
+        return STOPPED
+    console.print(f"model and record: {result.run_dir}")
+    return 0
+
+
+def summary_table(result: Result) -> Table:
+    """Return what a run came to, as a table."""
+    table = Table(title=f"dev loss {result.loss:.4f}, frame accuracy {result.accuracy:.4f}")
+    for heading in ("learner", "frames", "sent", "computing"):
+        table.add_column(heading, justify="right")
+    shown = result.learners if len(result.learners) <= 16 else result.learners[:8]
+    for one in shown:
+        table.add_row(
+            str(one.rank), f"{one.frames:,}", _size(one.bytes_sent), f"{one.utilisation:.0%}"
+        )
+    if len(shown) < len(result.learners):
+        table.add_row("...", "", "", "")
+    table.caption = (
+        f"{result.frames:,} frames in {result.time_s:.2f} s ({result.clock} clock) = "
+        f"{result.frames_per_s:,.0f} frames/s; evaluation and checkpoints {result.aside_s:.2f} s"
+    )
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min(len(str(num_bytes)) - 1, 14) // 3
+    return f"{num_bytes / 1000**power:.1f} {units[power]}"
+
+
+def _strategies(args: argparse.Namespace) -> int:
+    chosen = STRATEGIES
+    if args.name is not None:
+        config.choose(STRATEGIES, {"name": args.name}, "strategy", "")
+        chosen = {args.name: STRATEGIES[args.name]}
+    if args.json:
+        print(json.dumps([describe(c) for c in chosen.values()], indent=1))
+        return 0
+    console = Console()
+    if args.name is not None:
+        console.print(sys.modules[chosen[args.name].__module__].__doc__, markup=False)
+    table = Table()
+    for heading in ("strategy", "what it does", "parameters (defaults)", "gain at P", "paper"):
+        table.add_column(heading)
+    for cls in chosen.values():
+        facts = describe(cls)
+        parameters = ", ".join(f"{p['name']}={p['default']}" for p in facts["parameters"])
+        table.add_row(
+            facts["name"], facts["summary"], parameters or "-", facts["gain"], facts["paper"]
+        )
+    console.print(table)
+    return 0
+
+
+def describe(cls: type[Strategy]) -> dict[str, Any]:
+    """Return the facts of one strategy."""
+    default = cls()
+    gain = default.gain(8) if cls.max_learners != 1 else 1.0
+    return {
+        "name": cls.name,
+        "summary": cls.summary,
+        "paper": cls.paper,
+        "synchronous": cls.synchronous,
+        "commits_when": cls.commits_when,
+        "evaluates": cls.evaluates,
+        "max_learners": cls.max_learners,
+        "needs_even_world": cls.needs_even_world,
+        "gain": "1" if gain == 1 else ("1/P" if gain == 1 / 8 else f"{gain:g} at P=8"),
+        "parameters": [
+            {"name": f.name, "type": str(f.type), "default": getattr(default, f.name)}
+            for f in dataclasses.fields(cls)
+        ],
+    }
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from hocket.demo import run
+
+    return run(args.out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors a user can mend are printed without a traceback."""
+    args = parser().parse_args(argv)
+    run = {"train": _train, "simulate": _simulate, "strategies": _strategies, "demo": _demo}
+    try:
+        return run[args.command](args)
+    except HocketError as error:
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
+        print(f"hocket: {error}{notes}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("hocket: ended at once; the last checkpoint is kept", file=sys.stderr)
+        return STOPPED

@@ -1,0 +1,250 @@
+"""Configuration: TOML tables into the frozen dataclasses that validate themselves.
+
+    [task] [model] [strategy] [optimizer] [schedule] [codec] [runtime] [cluster]
+
+Unknown keys are refused with the nearest valid one; so is a value of the wrong type. Nothing here
+knows what an option means: each dataclass checks its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+import torch
+
+from hocket.codecs import CODECS
+from hocket.data.synthetic import Synthetic
+from hocket.errors import ConfigError, nearest
+from hocket.experiment import Experiment, RuntimeOptions
+from hocket.models.dnn import DNN
+from hocket.optim import OPTIMIZERS, SCHEDULES
+from hocket.runtime.cost import Cluster
+from hocket.strategies import STRATEGIES
+from hocket.task import Task
+
+T = TypeVar("T")
+Table = Mapping[str, Any]
+
+TASKS: Final[dict[str, type[Synthetic]]] = {"synthetic": Synthetic}
+TABLES: Final = (
+    "task",
+    "model",
+    "strategy",
+    "optimizer",
+    "schedule",
+    "codec",
+    "runtime",
+    "cluster",
+)
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a TOML file, or the JSON that a run directory holds."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    tables = {k: v for k, v in tables.items() if k not in ("versions", "facts")}
+    for name, table in tables.items():
+        _known(name, TABLES, f"{path}: table")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {name} must be a table: write [{name}]")
+    return tables
+
+
+def override(tables: dict[str, dict[str, Any]], setting: str) -> None:
+    """Apply one `table.key=value`; the value is read as TOML, else taken as text."""
+    path, equals, text = setting.partition("=")
+    table, dot, key = path.strip().partition(".")
+    if not equals or not dot or not key:
+        raise ConfigError(
+            f"--set takes table.key=value, for example strategy.sync_every=16, not {setting!r}"
+        )
+    _known(table, TABLES, "--set: table")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    tables.setdefault(table, {})[key] = value
+
+
+def _known(name: str, choices: typing.Iterable[str], what: str) -> None:
+    if name not in choices:
+        raise ConfigError(
+            f"{what} {name!r} is not known.{nearest(name, choices)} There are: {', '.join(choices)}"
+        )
+
+
+# ---------------------------------------------------------------------------- building
+
+
+def build(cls: type[T], table: Table, where: str, *, skip: tuple[str, ...] = ()) -> T:
+    """Make a dataclass of a table."""
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in skip}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        if key not in fields:
+            have = ", ".join(fields) or "none"
+            raise ConfigError(
+                f"unknown key {key!r} in {where}.{nearest(key, fields)} Valid keys: {have}"
+            )
+        values[key] = _convert(value, hints[key], f"{where}.{key}")
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in values
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where} needs a value for {missing[0]!r}")
+    return cls(**values)
+
+
+def choose(registry: Mapping[str, type[T]], table: Table, where: str, default: str) -> T:
+    """Make the dataclass that `name` in the table stands for."""
+    name = table.get("name", default)
+    _known(str(name), registry, f"{where}.name")
+    rest = {k: v for k, v in table.items() if k != "name"}
+    return build(registry[name], rest, f"[{where}] of {name!r}")
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if origin is Literal:
+        choices = get_args(hint)
+        if value not in choices:
+            listed = ", ".join(map(repr, choices))
+            raise ConfigError(
+                f"{where} must be one of {listed}, not {value!r}."
+                f"{nearest(str(value), map(str, choices))}"
+            )
+        return value
+    if origin in (Union, types.UnionType):
+        inner = [a for a in get_args(hint) if a is not type(None)]
+        return None if value is None else _convert(value, inner[0], where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} must be a list, not {value!r}")
+        inner_hint = get_args(hint)[0]
+        return tuple(_convert(v, inner_hint, f"{where}[{i}]") for i, v in enumerate(value))
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a table, not {value!r}")
+        assert isinstance(hint, type)
+        return build(hint, value, where)
+    if hint is float and (
+        value == "inf" or (isinstance(value, int) and not isinstance(value, bool))
+    ):
+        return float(value)
+    if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint):
+        raise ConfigError(f"{where} must be {_article(hint.__name__)}, not {value!r}")
+    return value
+
+
+def _article(name: str) -> str:
+    words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+    return words.get(name, name)
+
+
+def build_task(tables: Mapping[str, Table]) -> Task:
+    """Make the task of the `[task]` and `[model]` tables."""
+    table = tables.get("task", {})
+    name = table.get("name", "synthetic")
+    _known(str(name), TASKS, "task")
+    rest = {k: v for k, v in table.items() if k != "name"}
+    task = build(TASKS[name], rest, f"[task] of {name!r}", skip=("model",))
+    return dataclasses.replace(task, model=build(DNN, tables.get("model", {}), "[model]"))
+
+
+def build_parts(tables: Mapping[str, Table], task: Task | None = None) -> dict[str, Any]:
+    """Make the parts of an experiment; `task` given: a task of one's own."""
+    if task is not None and (tables.get("task") or tables.get("model")):
+        raise ConfigError("[task] and [model] cannot take effect: the task was given as an object")
+    return {
+        "task": task or build_task(tables),
+        "strategy": choose(STRATEGIES, tables.get("strategy", {}), "strategy", "sequential"),
+        "optimizer": choose(OPTIMIZERS, tables.get("optimizer", {}), "optimizer", "sgd"),
+        "schedule": choose(SCHEDULES, tables.get("schedule", {}), "schedule", "constant"),
+        "codec": choose(CODECS, tables.get("codec", {}), "codec", "float32"),
+        "options": build(RuntimeOptions, tables.get("runtime", {}), "[runtime]"),
+    }
+
+
+def build_experiment(tables: Mapping[str, Table]) -> Experiment:
+    """Make the whole experiment."""
+    return Experiment(**build_parts(tables))
+
+
+def build_cluster(table: Table) -> Cluster:
+    """Make a cluster of the `[cluster]` table or of a cluster file."""
+    return build(Cluster, table, "[cluster]")
+
+
+# ---------------------------------------------------------------------------- recording
+
+
+def record(experiment: Experiment, cluster: Cluster | None = None) -> dict[str, Any]:
+    """Return everything that decided a run, with versions: what `config.json` holds."""
+    task = experiment.task
+    known = next((n for n, c in TASKS.items() if type(task) is c), None)
+    tables: dict[str, Any] = {
+        "task": {"name": known or type(task).__qualname__}
+        | (_fields(task, skip=("model",)) if dataclasses.is_dataclass(task) else {}),
+    }
+    model = getattr(task, "model", None)
+    if dataclasses.is_dataclass(model):
+        tables["model"] = _fields(model)
+    for table in ("strategy", "optimizer", "schedule", "codec"):
+        part = getattr(experiment, table)
+        tables[table] = {"name": part.name} | _fields(part)
+    tables["runtime"] = _fields(experiment.options)
+    if cluster is not None:
+        tables["cluster"] = _plain(dataclasses.asdict(cluster))
+    tables["versions"] = {
+        "hocket": version("hocket"),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    tables["facts"] = task.describe()
+    return tables
+
+
+def _fields(part: Any, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        f.name: _plain(getattr(part, f.name))
+        for f in dataclasses.fields(part)
+        if f.name not in skip and get_origin(f.type) is not ClassVar
+    }
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

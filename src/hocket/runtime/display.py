@@ -1,0 +1,179 @@
+"""What a user sees while a run goes on: a bar in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+PLAIN_EVERY_S = 10.0
+
+
+class Display(Protocol):
+    """Shows events as they come."""
+
+    def __enter__(self) -> Display:
+        """Begin."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End."""
+        ...
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Show one event."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Print a line without tearing the bar."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Say nothing."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+
+class Lines:
+    """One line now and then: for logs and pipes."""
+
+    def __init__(self, title: str, total_frames: int) -> None:
+        self._title = title
+        self._total = total_frames
+        self._said = -PLAIN_EVERY_S
+        self._speed = Speed()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Print evaluations and losses at once, training now and then."""
+        self._speed.see(event)
+        kind = event["event"]
+        if kind == "eval":
+            self.say(
+                f"{self._title}: {_percent(event, self._total)}  dev loss {event['loss']:.4f}  "
+                f"accuracy {event['accuracy']:.4f}"
+            )
+        elif kind == "lost":
+            self.say(f"{self._title}: rank {event['rank']} lost ({event.get('reason', '')})")
+        elif kind in ("train", "progress") and time.monotonic() - self._said >= PLAIN_EVERY_S:
+            self._said = time.monotonic()
+            self.say(
+                f"{self._title}: {_percent(event, self._total)}  epoch {event['epoch'] + 1}  "
+                f"loss {event['loss']:.4f}  accuracy {event['accuracy']:.4f}  "
+                f"{self._speed.text(self._total)}"
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class Bar:
+    """A progress bar: epoch, loss, frame accuracy, frames/s, time left."""
+
+    def __init__(self, title: str, total_frames: int, console: Console) -> None:
+        self._speed = Speed()
+        self._total = total_frames
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(title, total=total_frames, text="starting")
+        self._dev = ""
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Move the bar."""
+        self._speed.see(event)
+        if event["event"] == "eval":
+            self._dev = f"  dev {event['loss']:.4f} / {event['accuracy']:.4f}"
+        elif event["event"] == "lost":
+            self.say(f"rank {event['rank']} lost ({event.get('reason', '')})")
+        elif event["event"] in ("train", "progress"):
+            self._progress.update(
+                self._task,
+                completed=event["frames"],
+                text=f"epoch {event['epoch'] + 1}  loss {event['loss']:.4f}  "
+                f"acc {event['accuracy']:.4f}{self._dev}  {self._speed.text(None)}",
+            )
+        if event["event"] == "eval":
+            self._progress.update(self._task, completed=event["frames"])
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(text)
+
+
+class Speed:
+    """Frames per second of the run's own clock, since the first event seen."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] | None = None
+        self._virtual = False
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take the time and the frames of an event."""
+        self._last = (event["time_s"], event["frames"])
+        self._virtual = event["clock"] == "virtual"
+        self._first = self._first or self._last
+
+    def text(self, total: int | None) -> str:
+        """Return frames/s, and the time left if a total is given."""
+        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+            return ""
+        seconds, frames = (b - a for a, b in zip(self._first, self._last, strict=True))
+        speed = frames / seconds
+        text = f"{speed:,.0f} frames/s" + (" (virtual)" if self._virtual else "")
+        if total and speed:
+            text += f"  {(total - self._last[1]) / speed:.0f} s left"
+        return text
+
+
+def _percent(event: dict[str, Any], total: int) -> str:
+    return f"{100 * event['frames'] / total:3.0f}%"
+
+
+def display(title: str, total_frames: int, *, wanted: bool) -> Display:
+    """Choose a bar for a terminal, lines for anything else."""
+    if not wanted:
+        return Silent()
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return Bar(title, total_frames, console)
+    return Lines(title, total_frames)

@@ -1,0 +1,90 @@
+"""A run directory: configuration, metrics, checkpoints, the final model.
+
+RUN/config.json        everything that decided the run, with versions and seed
+RUN/metrics.jsonl      one event a line (docs/metrics.md)
+RUN/tensorboard/       the same curves for TensorBoard
+RUN/checkpoints/       see hocket.runtime.checkpoint
+RUN/model.safetensors  the evaluated model at the end, by parameter name
+RUN/trace*.jsonl       with runtime.trace = true
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import ConfigError
+from hocket.runtime.checkpoint import Checkpoints, Saved
+from hocket.runtime.metrics import rewind
+
+# What may differ when a run is resumed; anything else would make it another run.
+FREE_ON_RESUME = {
+    "runtime.learners",
+    "runtime.threads",
+    "runtime.timeout_s",
+    "runtime.keep_checkpoints",
+    "runtime.trace",
+    "runtime.tensorboard",
+    "schedule.epochs",
+}
+
+
+def create(path: Path, record: dict[str, Any]) -> None:
+    """Make a new run directory; an existing run is never overwritten."""
+    if (path / "config.json").exists():
+        raise ConfigError(
+            f"{path} already holds a run: continue it with --resume, or choose another --out"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    _write_json(path / "config.json", record)
+
+
+def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
+    """Open a run to go on with it, and refuse what would make it another run."""
+    before = saved_config(path)
+    for key, old, new in _differences(before, record):
+        if key not in FREE_ON_RESUME and not key.startswith(("versions.", "cluster", "facts")):
+            raise ConfigError(
+                f"{key} is {new!r} but the run in {path} was begun with {old!r}: a resumed run "
+                f"keeps its configuration (only {', '.join(sorted(FREE_ON_RESUME))} may change)"
+            )
+    for stale in (path / "checkpoints").glob(".*.partial"):
+        shutil.rmtree(stale)
+    saved = Checkpoints(path, keep).latest()
+    if saved.run["finished"] and record["schedule"]["epochs"] <= before["schedule"]["epochs"]:
+        raise ConfigError(
+            f"the run in {path} is finished; to train on, raise schedule.epochs above "
+            f"{before['schedule']['epochs']}"
+        )
+    rewind(path, saved.run["frames"])
+    _write_json(path / "config.json", record)
+    return saved
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """Read a run's configuration."""
+    try:
+        config: dict[str, Any] = json.loads((path / "config.json").read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} holds no run to resume: {error.strerror}") from error
+    return config
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[Any]:
+    found = []
+    for key in sorted({*a, *b}):
+        old, new = a.get(key), b.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append((prefix + key, old, new))
+    return found
+
+
+def _write_json(path: Path, value: Any) -> None:
+    fresh = path.with_suffix(".partial")
+    fresh.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(fresh, path)
