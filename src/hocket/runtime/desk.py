@@ -23,7 +23,8 @@ from hocket.optim.compensation import ramp
 from hocket.optim.schedules import ScheduleState
 from hocket.worker import Tally, WorkerState
 
-GUARD_WINDOW = 0.02  # epochs; one noisy minibatch must not stop a run
+GUARD_WINDOW = 0.02  # epochs, and at least so many items: one noisy minibatch must not stop a run
+GUARD_ITEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class Desk:
         self._window = Tally()  # of the guard
         self._log = Tally()  # since the last train event
         self._reference: float | None = None
-        self._guard_frames = max(1, int(GUARD_WINDOW * pool.epoch_frames))
+        items = max(GUARD_ITEMS, GUARD_WINDOW * len(pool))
+        self._guard_frames = int(items * pool.epoch_frames / len(pool))
         self._evaluate_every = max(1, round(options.evaluate_every * pool.epoch_frames))
         self._checkpoint_every = max(1, round(options.checkpoint_every * pool.epoch_frames))
         self._log_every = max(1, round(options.log_every * pool.epoch_frames))

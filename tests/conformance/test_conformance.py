@@ -1,0 +1,281 @@
+"""What every strategy is held to; see docs/architecture.md, 'Conformance'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conformance.cases import CASES, SYNCHRONOUS, Case
+from helpers.runs import (
+    keep_only_first_checkpoint,
+    real,
+    same_model,
+    simulated,
+    simulator,
+    uneven,
+)
+from helpers.tasks import Quadratic, WithBuffers, WithDropout, acoustic
+
+from hocket import SGD, Cluster, Constant, Exponential, Newbob
+from hocket.experiment import Experiment, RuntimeOptions
+from hocket.runtime.cost import Death
+
+each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+each_synchronous = pytest.mark.parametrize("case", SYNCHRONOUS, ids=lambda c: c.id)
+MOMENTUM = SGD(lr=0.05, momentum=0.9)
+
+
+# ------------------------------------------------------------------ it learns
+
+
+@each
+def test_converges_on_a_quadratic(case: Case) -> None:
+    task = Quadratic()
+    for learners in case.learners:
+        result = simulated(
+            task,
+            case.strategy,
+            learners,
+            optimizer=SGD(lr=0.1),
+            schedule=Exponential(epochs=40, final_factor=0.01),
+        )
+        w = result.model["w"].numpy()
+        assert np.abs(w - task.optimum).max() < 0.03, (learners, w, task.optimum)
+
+
+@each
+def test_learns_a_small_acoustic_problem(case: Case) -> None:
+    task = acoustic(num_frames=8000)
+    bayes = task.bayes_error("dev")
+    result = simulated(
+        task, case.strategy, case.learners[-1], optimizer=SGD(lr=0.1), schedule=Constant(epochs=4)
+    )
+    error = 1 - result.accuracy
+    assert bayes - 0.03 < error < bayes + 0.06, (bayes, error)
+
+
+# ------------------------------------------------------------------ it is what it says
+
+
+def plain_sgd(task: Quadratic, order: list[int], lr: float, momentum: float) -> torch.Tensor:
+    """A plain PyTorch loop with torch's own optimizer."""
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    for index in order:
+        loss = task.loss(model, task.load("train", task.items("train")[index], 0))
+        optimizer.zero_grad()
+        (loss.total / loss.frames).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return next(model.parameters()).detach()
+
+
+@each
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_one_learner_is_plain_sgd_to_the_bit(case: Case, momentum: float) -> None:
+    assert case.one_learner_is_sgd
+    task = Quadratic(uneven=True)
+    schedule, optimizer = Constant(epochs=3), SGD(lr=0.05, momentum=momentum)
+    experiment = Experiment(task, case.strategy, optimizer, schedule)
+    pool = experiment.pool()
+    order = [int(i) for epoch in range(3) for i in pool.order(epoch)]
+    expected = plain_sgd(task, order, 0.05, momentum)
+    result = simulated(task, case.strategy, 1, optimizer=optimizer, schedule=schedule)
+    assert torch.equal(result.model["w"], expected)
+
+
+# ------------------------------------------------------------------ determinism
+
+
+@each
+def test_same_seed_same_trace_same_model(case: Case) -> None:
+    task = Quadratic(uneven=True)
+    for learners in case.learners:
+        runs = [
+            simulated(task, case.strategy, uneven(learners, 3), optimizer=MOMENTUM)
+            for _ in range(2)
+        ]
+        assert runs[0].trace_digest == runs[1].trace_digest
+        assert runs[0].time_s == runs[1].time_s
+        assert same_model(*runs)
+        other = simulated(task, case.strategy, uneven(learners, 3), optimizer=MOMENTUM, seed=1)
+        assert other.trace_digest != runs[0].trace_digest
+
+
+@each_synchronous
+def test_speeds_do_not_change_the_result(case: Case) -> None:
+    for task in (Quadratic(uneven=True), WithDropout(), WithBuffers()):
+        for learners in case.learners:
+            even = simulated(task, case.strategy, learners, optimizer=MOMENTUM)
+            for seed in range(3):
+                other = simulated(task, case.strategy, uneven(learners, seed), optimizer=MOMENTUM)
+                assert same_model(even, other)
+
+
+@each_synchronous
+@pytest.mark.parametrize("task", [acoustic(), WithDropout(), WithBuffers(uneven=True)], ids=repr)
+def test_simulator_equals_real_processes_to_the_bit(case: Case, task: Quadratic) -> None:
+    for learners in case.learners:
+        more = {"optimizer": MOMENTUM, "schedule": Newbob(epochs=3), "evaluate_every": 0.5}
+        a = simulated(task, case.strategy, learners, **more)
+        b = real(task, case.strategy, learners, **more)
+        assert same_model(a, b)
+        assert (a.loss, a.accuracy, a.frames) == (b.loss, b.accuracy, b.frames)
+
+
+# ------------------------------------------------------------------ resuming
+
+
+@each
+def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
+    for learners in case.learners:
+        whole_dir, part_dir = tmp_path / f"whole{learners}", tmp_path / f"part{learners}"
+        more = {
+            "strategy": case.strategy,
+            "cluster": uneven(learners, 5),
+            "optimizer": MOMENTUM,
+            "schedule": Newbob(epochs=4),
+            "checkpoint_every": 0.7,
+            "evaluate_every": 1.3,
+            "keep_checkpoints": 99,
+        }
+        whole = simulated(WithBuffers(uneven=True), out=whole_dir, **more)
+        keep_only_first_checkpoint(whole_dir, part_dir)
+        part = simulated(WithBuffers(uneven=True), out=part_dir, resume=True, **more)
+        assert same_model(whole, part)
+        assert part.time_s == pytest.approx(whole.time_s, rel=1e-12)
+        assert (part.loss, part.frames) == (whole.loss, whole.frames)
+
+
+@each_synchronous
+def test_resumed_real_run_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
+    learners = case.learners[0]
+    more = {
+        "strategy": case.strategy,
+        "learners": learners,
+        "optimizer": MOMENTUM,
+        "schedule": Newbob(epochs=3),
+        "checkpoint_every": 0.7,
+        "keep_checkpoints": 99,
+    }
+    whole = real(WithBuffers(uneven=True), out=tmp_path / "whole", **more)
+    keep_only_first_checkpoint(tmp_path / "whole", tmp_path / "part")
+    part = real(WithBuffers(uneven=True), out=tmp_path / "part", resume=True, **more)
+    assert same_model(whole, part)
+
+
+@each
+def test_resumes_with_another_number_of_learners(case: Case, tmp_path: Path) -> None:
+    if case.strategy.max_learners == 1:
+        pytest.skip("runs on one learner only")
+    task = Quadratic(uneven=True)
+    more = {"strategy": case.strategy, "schedule": Constant(epochs=3), "keep_checkpoints": 99}
+    first = simulated(task, cluster=4, out=tmp_path / "a", checkpoint_every=0.4, **more)
+    for learners in (2, 3, 5):
+        part = keep_only_first_checkpoint(tmp_path / "a", tmp_path / f"to{learners}")
+        second = simulated(
+            task, cluster=learners, out=part, resume=True, checkpoint_every=0.4, **more
+        )
+        assert second.frames == first.frames
+        assert np.abs(second.model["w"].numpy() - task.optimum).max() < 0.2
+
+
+# ------------------------------------------------------------------ the ledger
+
+
+@each
+@pytest.mark.parametrize("sharding", ["pool", "fixed"])
+def test_the_ledger_closes_in_both_worlds(case: Case, sharding: str, tmp_path: Path) -> None:
+    task = Quadratic(num_items=23, uneven=True)
+    frames = sum(task.frames_of(i) for i in range(23))
+    for learners in case.learners:
+        more = {"schedule": Constant(epochs=2), "sharding": sharding}
+        a = simulated(task, case.strategy, uneven(learners, 1), **more)
+        b = real(task, case.strategy, learners, **more)
+        for result in (a, b):
+            assert result.frames + result.discarded_frames == 2 * frames
+            assert sum(one.frames for one in result.learners) == 2 * frames
+
+
+@each
+def test_every_item_is_drawn_exactly_once_per_epoch(case: Case) -> None:
+    task, learners = Quadratic(num_items=23), case.learners[-1]
+    experiment = Experiment(
+        task,
+        case.strategy,
+        schedule=Constant(epochs=2),
+        options=RuntimeOptions(learners=learners, trace=True),
+    )
+    sim = simulator(experiment, uneven(learners, 2))
+    sim.run()
+    drawn = sorted(s.detail for s in sim.trace.spans if s.kind == "compute")
+    assert drawn == sorted(f"{epoch}/{item}" for epoch in range(2) for item in range(23))
+
+
+# ------------------------------------------------------------------ adversity
+
+
+@each
+def test_no_deadlock_in_200_random_clusters(case: Case) -> None:
+    task, learners = Quadratic(num_items=9, uneven=True), case.learners[-1]
+    frames = sum(task.frames_of(i) for i in range(9))
+    for seed in range(200):
+        experiment = Experiment(
+            task,
+            case.strategy,
+            schedule=Constant(epochs=1),
+            options=RuntimeOptions(learners=learners, seed=seed),
+        )
+        sim = simulator(experiment, uneven(learners, seed))
+        sim.run()
+        assert sim.desk(0).frames == frames
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in SYNCHRONOUS if c.strategy.max_learners != 1], ids=lambda c: c.id
+)
+def test_learners_may_die_at_any_time(case: Case) -> None:
+    """The fault fires, nobody hangs, and committed + discarded is exact."""
+    task, learners = Quadratic(num_items=14, uneven=True), 4
+    frames = 2 * sum(task.frames_of(i) for i in range(14))
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        victims = rng.choice(learners, size=1 + seed % 3, replace=False)
+        deaths = tuple(
+            Death(int(v), at_draw=int(rng.integers(1, 5)))
+            if i % 2
+            else Death(int(v), at_s=float(rng.uniform(0.0, 0.05)))
+            for i, v in enumerate(victims)
+        )
+        experiment = Experiment(
+            task,
+            case.strategy,
+            schedule=Constant(epochs=2),
+            options=RuntimeOptions(learners=learners, seed=seed, trace=True),
+        )
+        sim = simulator(experiment, uneven(learners, seed, deaths))
+        sim.run()
+        assert len(sim.alive) == learners - len(deaths), "a planned fault did not fire"
+        assert sum(s.kind == "lost" for s in sim.trace.spans) == len(deaths)
+        for rank in sim.alive:
+            assert sim.desk(rank).frames == frames
+
+
+# ------------------------------------------------------------------ the record
+
+
+@each
+def test_both_worlds_leave_the_same_kind_of_record(case: Case, tmp_path: Path) -> None:
+    learners = case.learners[0]
+    more = {"schedule": Constant(epochs=2)}
+    simulated(Quadratic(), case.strategy, Cluster.even(learners), out=tmp_path / "sim", **more)
+    real(Quadratic(), case.strategy, learners, out=tmp_path / "real", **more)
+    kinds = []
+    for world in ("sim", "real"):
+        rows = [json.loads(x) for x in (tmp_path / world / "metrics.jsonl").open()]
+        kinds.append({(r["event"], tuple(sorted(r))) for r in rows})
+        assert (tmp_path / world / "model.safetensors").exists()
+    assert kinds[0] == kinds[1]

@@ -1,0 +1,83 @@
+"""Two tiny strategies that prove the vocabulary: delay-by-one, and a push/pull pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hocket.effects import AllReduce, Grad
+from hocket.flat import Flat
+from hocket.learner import Learner
+from hocket.optim.optimizer import Optimizer
+from hocket.strategy import State, Strategy
+
+
+@dataclass(frozen=True)
+class DelayByOne(Strategy):
+    """w_l <- mean_l w_l - gamma g_l(w_l), the mean taken while the gradient is computed."""
+
+    name: ClassVar[str] = "delay-by-one"
+    paper: ClassVar[str] = "Cui et al. 2021"
+    summary: ClassVar[str] = "test"
+    commits_when: ClassVar[str] = "the local step is applied"
+    synchronous: ClassVar[bool] = True
+    evaluates: ClassVar = "average"
+
+    def gain(self, num_learners: int) -> float:
+        return 1.0 / num_learners
+
+    async def run(self, me: Learner, state: State) -> State:
+        while (await me.boundary(state)).go_on:
+            averaging = await me.fork(AllReduce(state.params.clone(), weight=1.0))
+            grad = await me.gradient(state.params)
+            mean = await averaging
+            state.params.copy_(mean.value)
+            me.step_(state.params, grad, state.optimizer)
+            await me.commit()
+        return state
+
+
+@dataclass
+class ServerState(State):
+    """Rank 0 holds the served model besides its own copy."""
+
+    local: Flat
+
+
+@dataclass(frozen=True)
+class PushPull(Strategy):
+    """Every learner pushes its gradient to a service on rank 0 and pulls the new model."""
+
+    name: ClassVar[str] = "push-pull"
+    paper: ClassVar[str] = "Dean et al. 2012"
+    summary: ClassVar[str] = "test"
+    commits_when: ClassVar[str] = "the server has applied it"
+    synchronous: ClassVar[bool] = False
+    evaluates: ClassVar = "root"
+
+    def gain(self, num_learners: int) -> float:
+        return 1.0
+
+    def init(self, params: Flat, optimizer: Optimizer) -> ServerState:
+        return ServerState(params, optimizer.init(params), params.clone())
+
+    async def serve(self, me: Learner, state: ServerState) -> None:
+        while True:
+            push = await me.recv("push")
+            vector, frames, tickets = push.payload
+            me.step_(state.params, Grad(vector, frames, 0.0, 0.0), state.optimizer)
+            await me.commit(tickets)
+            await me.send(push.source, "model", state.params.clone())
+
+    async def run(self, me: Learner, state: State) -> State:
+        assert isinstance(state, ServerState)
+        if me.rank == 0:
+            await me.start(self.serve(me, state))
+        while (await me.boundary(state)).go_on:
+            grad = await me.gradient(state.local)
+            if not grad.frames:
+                continue
+            await me.send(0, "push", (grad.vector, grad.frames, grad.tickets))
+            reply = await me.recv("model", source=0)
+            state.local.copy_(reply.payload)
+        return state

@@ -1,0 +1,137 @@
+"""Small tasks with known answers, in a module of their own: learner processes import it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hocket import DNN, Item, Loss, Synthetic, Task
+
+DIM = 5
+
+
+class Point(nn.Module):
+    """A model that is nothing but a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(DIM))
+
+
+@dataclass(frozen=True)
+class Quadratic(Task):
+    """Frame t costs 1/2 |A (w - b_t)|^2; the optimum is the mean of all b_t, whatever A."""
+
+    num_items: int = 22
+    uneven: bool = False  # items of 1 to 4 frames instead of 2
+    spread: float = 0.5
+
+    def frames_of(self, index: int) -> int:
+        return 1 + index * 7 % 4 if self.uneven else 2
+
+    def targets(self, index: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        rng = np.random.default_rng([7, index])
+        drawn: np.ndarray[Any, np.dtype[np.float64]] = 1.0 + self.spread * rng.normal(
+            size=(self.frames_of(index), DIM)
+        )
+        return drawn
+
+    @property
+    def optimum(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        mean: np.ndarray[Any, np.dtype[np.float64]] = np.concatenate(
+            [self.targets(i) for i in range(self.num_items)]
+        ).mean(0)
+        return mean
+
+    @staticmethod
+    def curvature() -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.linspace(0.7, 1.5, DIM)
+
+    def build_model(self) -> nn.Module:
+        return Point()
+
+    def items(self, split: str) -> Sequence[Item]:
+        count = self.num_items if split == "train" else 5
+        return [Item(i, self.frames_of(i)) for i in range(count)]
+
+    def load(self, split: str, item: Item, epoch: int) -> torch.Tensor:
+        return torch.from_numpy(self.targets(int(str(item.id))).astype(np.float32))
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        assert isinstance(model, Point)
+        a = torch.from_numpy(self.curvature().astype(np.float32))
+        errors = 0.5 * (a * (model.w - batch)) ** 2
+        return Loss(errors.sum(), len(batch))
+
+
+@dataclass(frozen=True)
+class WithBuffers(Quadratic):
+    """The same with a batch-norm layer, whose statistics are not parameters."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(DIM), nn.Linear(DIM, 2))
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return Loss((model(torch.cat([batch, batch + 1])) ** 2).sum(), len(batch))
+
+
+@dataclass(frozen=True)
+class WithDropout(Quadratic):
+    """The same with noise inside the minibatch, which must not depend on who computes it."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(DIM, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return Loss((model(batch) ** 2).sum(), len(batch))
+
+
+@dataclass(frozen=True)
+class Broken(Quadratic):
+    """Fails in a chosen way at item `at`."""
+
+    at: int = 3
+    how: str = "nan"
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        if self.how == "miscount":
+            return Loss(loss.total, loss.frames + 1)
+        if torch.equal(batch, self.load("train", Item(self.at, 2), 0)) and torch.is_grad_enabled():
+            if self.how == "nan":
+                return Loss(loss.total * float("nan"), loss.frames)
+            if self.how == "raise":
+                raise RuntimeError("the disk with item 3 has gone")
+        return loss
+
+
+@dataclass(frozen=True)
+class Slow(Quadratic):
+    """Takes its time over every item."""
+
+    seconds: float = 0.02
+
+    def load(self, split: str, item: Item, epoch: int) -> torch.Tensor:
+        import time
+
+        time.sleep(self.seconds)
+        return super().load(split, item, epoch)
+
+
+def acoustic(num_frames: int = 3000, batch_frames: int = 64, **more: Any) -> Synthetic:
+    """A small acoustic problem with a known Bayes error."""
+    return Synthetic(
+        num_frames=num_frames,
+        dev_frames=1000,
+        batch_frames=batch_frames,
+        num_classes=6,
+        num_features=6,
+        context=1,
+        model=DNN(layers=1, width=24),
+        **more,
+    )

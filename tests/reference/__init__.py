@@ -1,0 +1,1 @@
+"""Slow, obvious twins in float64, written from the papers."""
