@@ -44,8 +44,8 @@ def clip_coefficient(vector: Flat, max_norm: float) -> float:
 
     As torch.nn.utils.clip_grad_norm_, with its 1e-6 against division by zero.
     """
-    norm = float(torch.linalg.vector_norm(vector))
-    return min(1.0, max_norm / (norm + 1e-6))
+    norm = torch.linalg.vector_norm(vector)
+    return min(1.0, float(max_norm / (norm + 1e-6)))  # in float32, to the bit as torch
 
 
 def stable_seed(*parts: int | str) -> int:

@@ -87,7 +87,7 @@ class Worker:
         """Mean gradient over the frames of one drawn item."""
         self.bind(params, state)
         self.model.train()
-        torch.manual_seed(stable_seed(self.seed, ticket.epoch, ticket.index))
+        torch.default_generator.manual_seed(stable_seed(self.seed, ticket.epoch, ticket.index))
         loss = self._loss("train", ticket.index, ticket.epoch)
         grads = torch.autograd.grad(
             loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False

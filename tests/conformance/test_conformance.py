@@ -25,7 +25,7 @@ from hocket.runtime.cost import Death
 
 each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 each_synchronous = pytest.mark.parametrize("case", SYNCHRONOUS, ids=lambda c: c.id)
-MOMENTUM = SGD(lr=0.05, momentum=0.9)
+MOMENTUM = SGD(lr=0.005, momentum=0.9)
 
 
 # ------------------------------------------------------------------ it learns
@@ -54,7 +54,7 @@ def test_learns_a_small_acoustic_problem(case: Case) -> None:
         task, case.strategy, case.learners[-1], optimizer=SGD(lr=0.1), schedule=Constant(epochs=4)
     )
     error = 1 - result.accuracy
-    assert bayes - 0.03 < error < bayes + 0.06, (bayes, error)
+    assert bayes - 0.03 < error < bayes + 0.08, (bayes, error)
 
 
 # ------------------------------------------------------------------ it is what it says
@@ -172,7 +172,8 @@ def test_resumes_with_another_number_of_learners(case: Case, tmp_path: Path) -> 
     if case.strategy.max_learners == 1:
         pytest.skip("runs on one learner only")
     task = Quadratic(uneven=True)
-    more = {"strategy": case.strategy, "schedule": Constant(epochs=3), "keep_checkpoints": 99}
+    schedule = Exponential(epochs=10, final_factor=0.02)
+    more = {"strategy": case.strategy, "schedule": schedule, "keep_checkpoints": 99}
     first = simulated(task, cluster=4, out=tmp_path / "a", checkpoint_every=0.4, **more)
     for learners in (2, 3, 5):
         part = keep_only_first_checkpoint(tmp_path / "a", tmp_path / f"to{learners}")

@@ -17,11 +17,13 @@ OPTIONS: dict[str, Any] = {"tensorboard": False, "timeout_s": 60.0}
 
 
 def simulated(task: Any, strategy: Any, cluster: Cluster | int = 1, **more: Any) -> Result:
-    return api.simulate(task, strategy=strategy, cluster=cluster, progress=False, **OPTIONS, **more)
+    more = OPTIONS | more
+    return api.simulate(task, strategy=strategy, cluster=cluster, progress=False, **more)
 
 
 def real(task: Any, strategy: Any, learners: int = 1, **more: Any) -> Result:
-    return api.train(task, strategy=strategy, learners=learners, progress=False, **OPTIONS, **more)
+    more = OPTIONS | more
+    return api.train(task, strategy=strategy, learners=learners, progress=False, **more)
 
 
 def same_model(a: Result | dict[str, torch.Tensor], b: Result | dict[str, torch.Tensor]) -> bool:

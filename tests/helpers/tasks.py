@@ -123,15 +123,21 @@ class Slow(Quadratic):
         return super().load(split, item, epoch)
 
 
-def acoustic(num_frames: int = 3000, batch_frames: int = 64, **more: Any) -> Synthetic:
+def acoustic(
+    num_frames: int = 3000,
+    batch_frames: int = 64,
+    dev_frames: int = 1000,
+    width: int = 24,
+    noise: float = 1.0,
+) -> Synthetic:
     """A small acoustic problem with a known Bayes error."""
     return Synthetic(
         num_frames=num_frames,
-        dev_frames=1000,
+        dev_frames=dev_frames,
         batch_frames=batch_frames,
         num_classes=6,
         num_features=6,
         context=1,
-        model=DNN(layers=1, width=24),
-        **more,
+        noise=noise,
+        model=DNN(layers=1, width=width),
     )

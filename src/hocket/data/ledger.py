@@ -115,7 +115,7 @@ class ReplicatedLedger:
         """
         upto = self._drawn if tickets is None else 1 + max((t.round for t in tickets), default=-1)
         block = self._rounds[self._settled : upto]
-        gone = [c for c, m in enumerate(self.members) if alive is not None and m not in alive]
+        gone = [] if alive in (None, self.members) else self._columns_without(alive)
         returned = block if outcome == "return" else block[:, gone]
         kept = block[:, :0] if outcome == "return" else np.delete(block, gone, axis=1)
         if outcome == "commit":
@@ -128,6 +128,10 @@ class ReplicatedLedger:
             self._deal_again(returned, alive or self.members)
         if self._settled == len(self._rounds):
             self._open(self._epoch + 1)
+
+    def _columns_without(self, alive: tuple[int, ...] | None) -> list[int]:
+        living = set(alive or ())
+        return [column for column, member in enumerate(self.members) if member not in living]
 
     def _own_frames(self, first: int, last: int) -> int:
         return self._pool.frames_of(self._rounds[first:last, self._column])

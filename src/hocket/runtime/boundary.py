@@ -58,6 +58,8 @@ async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
     if due.checkpoint or due.finished:
         desk.checkpointed()
         if meeting.checkpoints is not None:
+            desk.aside_s += meeting.now() - began
+            began = meeting.now()
             await _save(desk, state, model, meeting, meeting.checkpoints, due, arrived)
     desk.aside_s += meeting.now() - began
     return desk.verdict(go_on=not (due.stop or due.finished))

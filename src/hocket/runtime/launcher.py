@@ -21,11 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from hocket import errors
-from hocket.errors import HocketError, LearnerFailedError
+from hocket.errors import ConfigError, HocketError, LearnerFailedError
 from hocket.experiment import Experiment
 from hocket.runtime import learner_process
 from hocket.runtime.transport import Store
@@ -81,6 +82,13 @@ class Launcher:
         return [s for s in summaries if s is not None]
 
     def _start(self, port: int) -> None:
+        try:
+            ForkingPickler.dumps(self.experiment)
+        except Exception as error:
+            raise ConfigError(
+                f"the task or strategy cannot be sent to the learner processes ({error}): define "
+                "its class at the top level of a module, and keep open files and lambdas out of it"
+            ) from error
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hocket.runtime.learner_process"])
         for rank in range(self.experiment.options.learners):

@@ -110,6 +110,7 @@ class Simulator(Trampoline):
         self.now = 0.0
         self.trace = Trace(keep=experiment.options.trace)
         self.alive = tuple(range(size))
+        self._living = set(self.alive)
         self.messages_in_flight = 0
         self._experiment = experiment
         self._checkpoints = checkpoints
@@ -175,7 +176,7 @@ class Simulator(Trampoline):
             )
             main = self._experiment.strategy.run(me, learner.state)
             learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
-        self.drain()
+            self.drain()  # one rank after the other, as when a quiet point lets them go
         while not self._over():
             self._raise_failure()
             if not self._heap:
@@ -195,7 +196,7 @@ class Simulator(Trampoline):
 
     def _main_ended(self, rank: int) -> Deliver:
         def ended(value: Any, error: BaseException | None) -> None:
-            if rank not in self.alive:
+            if rank not in self._living:
                 return
             if error is not None:
                 error.add_note(f"(rank {rank}, at virtual time {self.now:.6f} s)")
@@ -221,7 +222,7 @@ class Simulator(Trampoline):
 
     def _deliver_at(self, when: float, rank: int, deliver: Deliver, value: Any) -> None:
         def happen() -> None:
-            if rank in self.alive:
+            if rank in self._living:
                 deliver(value, None)
 
         self._at(when, happen)
@@ -269,7 +270,7 @@ class Simulator(Trampoline):
     def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
         """Begin an effect of any kind."""
         rank = task.rank
-        if rank not in self.alive:
+        if rank not in self._living:
             return
         if isinstance(effect, Gradient):
             self._gradient(rank, effect.params, deliver)
@@ -334,7 +335,7 @@ class Simulator(Trampoline):
     # ------------------------------------------------------------------ collectives
 
     def _join_meet(self, rank: int, post: Post) -> None:
-        if rank not in self.alive:
+        if rank not in self._living:
             return
         learner = self.learners[rank]
         group = getattr(post.effect, "group", None)
@@ -356,15 +357,18 @@ class Simulator(Trampoline):
             )
         self._complete_if_all_here(group, number)
 
+    def _num_dead(self, group: tuple[int, ...] | None) -> int:
+        return 0 if group is None else sum(r not in self._living for r in group)
+
     def _members(self, meet: Meet) -> tuple[int, ...]:
         wanted = self.alive if meet.members is None else meet.members
-        return tuple(r for r in wanted if r in self.alive)
+        return tuple(r for r in wanted if r in self._living)
 
     def _complete_if_all_here(self, group: tuple[int, ...] | None, number: int) -> None:
         meet = self._meets[group, number]
-        members = self._members(meet)
-        if any(r not in meet.posts for r in members):
+        if len(meet.posts) < len(self.alive if group is None else group) - self._num_dead(group):
             return
+        members = self._members(meet)
         posts = [meet.posts[r] for r in members]
         if isinstance(posts[0].effect, Quiet) and not self._all_quiet():
             self._unquiet.add((group, number))  # looked at again after every event
@@ -489,7 +493,7 @@ class Simulator(Trampoline):
                     f"rank {rank} wrote to a payload after sending it to rank {effect.to} with tag "
                     f"{effect.tag!r}; send a copy (contract rule 3)"
                 )
-            if rank in self.alive and effect.to in self.alive:
+            if rank in self._living and effect.to in self._living:
                 self._arrive(effect.to, message)
 
         self._at(arrival, arrive)
@@ -512,7 +516,7 @@ class Simulator(Trampoline):
                 del inbox[i]
                 deliver(message, None)
                 return
-        if effect.source != ANYONE and effect.source not in self.alive:
+        if effect.source != ANYONE and effect.source not in self._living:
             deliver(None, _lost(rank, effect))
             return
         entry = (effect, deliver, True)
@@ -522,16 +526,17 @@ class Simulator(Trampoline):
 
     def _time_out(self, rank: int, entry: tuple[Recv, Deliver, bool]) -> None:
         waiting = self.learners[rank].waiting
-        if entry in waiting and rank in self.alive:
+        if entry in waiting and rank in self._living:
             waiting.remove(entry)
             entry[1](None, TimeoutError(f"rank {rank}: {entry[0].describe()} timed out"))
 
     # ------------------------------------------------------------------ faults
 
     def _die(self, rank: int) -> None:
-        if rank not in self.alive or self.learners[rank].returned:
+        if rank not in self._living or self.learners[rank].returned:
             return
         self.alive = tuple(r for r in self.alive if r != rank)
+        self._living.discard(rank)
         dead = self.learners[rank]
         self.trace.note(rank, "lost", self.now, self.now)
         if isinstance(dead.desk.ledger, SharedLedger):

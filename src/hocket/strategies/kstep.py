@@ -17,7 +17,8 @@ models, G. Cong, B. Kingsbury, S. Ghosh, G. Saon, F. Zhou, MLHPC 2017.
 
 K = 1 without momentum is synchronous SGD with minibatches P times as large. With momentum each
 learner keeps its own velocity: heavy-ball SGD is linear in (w, v, g), so the *mean* velocity stays
-right, and K = 1 is still exactly synchronous momentum SGD for the averaged model.
+right, and while all learners have equal items, K = 1 is still exactly synchronous momentum SGD for
+the averaged model.
 
 Differences from the paper: the mean is weighted by frames; the last block of an epoch is shorter,
 so that an epoch's data are exactly used up. The adaptive measures with which the MLHPC system

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from hocket import Cluster, KStep, config
+from hocket.cli import main
+from hocket.errors import ConfigError
+
+
+def experiment(*settings: str) -> object:
+    tables: dict[str, dict[str, object]] = {"task": {"name": "synthetic"}}
+    for setting in settings:
+        config.override(tables, setting)
+    return config.build_experiment(tables)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["strategy.name=kstep", "strategy.sync_evry=4"], "sync_evry.*Did you mean 'sync_every'"),
+        (["strategy.name=kstp"], "'kstp' is not known.*Did you mean 'kstep'.*There are: seq"),
+        (["strategy.name=kstep", "strategy.sync_every=0"], "sync_every must be at least 1, not 0"),
+        (["strategy.name=kstep", "strategy.sync_every=2.5"], "a whole number, not 2.5"),
+        (["strategy.name=allreduce", "strategy.sync_every=4"], "unknown key.*Valid keys: none"),
+        (["strtegy.name=kstep"], "table 'strtegy' is not known.*Did you mean 'strategy'"),
+        (["strategy"], "table.key=value"),
+        (["runtime.learners=2"], "'sequential' runs on at most 1 learner"),
+        (["runtime.learners=0"], "runtime.learners must be at least 1"),
+        (["runtime.sharding=fixd"], "one of 'pool', 'fixed', not 'fixd'.*Did you mean 'fixed'"),
+        (["runtime.seed=-1"], "runtime.seed"),
+        (["runtime.deterministic=1"], "true or false, not 1"),
+        (["runtime.timeout_s=0"], "timeout_s must be above 0"),
+        (["runtime.guard_factor=1"], "guard_factor must be above 1"),
+        (["optimizer.lr=fast"], "optimizer.*lr must be a number, not 'fast'"),
+        (["optimizer.name=adam"], "Did you mean 'adamw'"),
+        (["optimizer.lr=-0.1"], "optimizer.lr must be above 0"),
+        (
+            ["optimizer.name=adamw", "schedule.lr_compensation=full"],
+            "cannot take effect with optimizer 'adamw'",
+        ),
+        (["schedule.name=newbob", "schedule.end_halving=0.5"], "end_halving must lie between"),
+        (["schedule.epochs=0"], "schedule.epochs must be at least 1"),
+        (["codec.name=onebit"], "codec.name 'onebit' is not known"),
+        (["task.noise=0"], "task.noise must be above 0"),
+        (["task.num_classes=2"], "num_classes must be at least 4"),
+        (["task.nam=synthetic"], "Did you mean|unknown key 'nam'"),
+        (["model.width=0"], "model.width must be at least 1"),
+        (["model.activation=tanh"], "one of 'relu', 'sigmoid', not 'tanh'"),
+    ],
+)
+def test_bad_options_are_refused_by_name(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        experiment(*settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[hosts]]\ncount = 0", "hosts.count must be at least 1"),
+        ("[[hosts]]\nspeed = 3.0", "unknown key 'speed'"),
+        ("[[hosts]]\nframes_per_s = -1", "frames_per_s must be above 0"),
+        ("[[slow]]\nrank = 3\nfactor = 2.0", r"names rank 3, but the cluster has ranks 0 to 0"),
+        ("[[slow]]\nrank = 0", "needs a value for 'factor'"),
+        ("[[deaths]]\nrank = 0", "needs either at_s or at_draw"),
+        (
+            "[[hosts]]\ncount=2\n[[deaths]]\nrank=0\nat_s=1\n[[deaths]]\nrank=1\nat_s=1",
+            "stay alive",
+        ),
+        ("[[hosts]\n", "Expected"),
+        ("hosts = 3", "must be a list"),
+    ],
+)
+def test_bad_clusters_are_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+    from hocket.api import open_cluster
+
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        open_cluster(path)
+
+
+def test_a_record_can_be_read_back(tmp_path: Path) -> None:
+    first = experiment("strategy.name=kstep", "strategy.sync_every=7", "runtime.learners=3")
+    assert isinstance(first, config.Experiment)
+    cluster = Cluster.even(3)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.record(first, cluster)))
+    tables = config.read(path)
+    assert config.build_cluster(tables.pop("cluster")) == cluster
+    second = config.build_experiment(tables)
+    assert second.strategy == KStep(sync_every=7)
+    assert dataclasses.replace(second, record={}) == first
+
+
+def test_record_is_complete() -> None:
+    first = experiment("runtime.seed=5")
+    assert isinstance(first, config.Experiment)
+    record = config.record(first)
+    assert record["runtime"]["seed"] == 5
+    assert set(record["versions"]) == {"hocket", "torch", "numpy", "python", "platform"}
+    assert 0 < record["facts"]["bayes_error"] < 0.5
+
+
+def test_command_line_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "synthetik", "--out", out]) == 2
+    assert "Did you mean 'synthetic'" in capsys.readouterr().err
+    assert main(["train", "synthetic", "--out", out, "--config", "none.toml"]) == 2
+    assert "none.toml: cannot be read" in capsys.readouterr().err
+    assert main(["train", "--out", out]) == 2
+    assert "name the task" in capsys.readouterr().err
+    assert main(["train", "--resume", "--out", out]) == 2
+    assert "holds no run to resume" in capsys.readouterr().err
+    assert main(["train", "synthetic", "--out", out, "--set", "cluster.latency_s=1"]) == 2
+    assert "only take effect in `hocket simulate`" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_strategies_are_listed_for_people_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == {"sequential", "allreduce", "kstep"}
+    assert rows["kstep"]["parameters"] == [{"name": "sync_every", "type": "int", "default": 16}]
+    assert rows["kstep"]["gain"] == "1/P"
+    assert all(row["paper"] and row["commits_when"] for row in rows.values())
+    assert main(["strategies", "kstep"]) == 0
+    assert "sync_every" in capsys.readouterr().out
+    assert main(["strategies", "bmfu"]) == 2
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "simulate"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        text = capsys.readouterr().out
+        assert "examples:" in text
+        assert "--set strategy.sync_every=16" in text

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.errors import ConfigError
+from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Optimizer, Warmup
+from hocket.optim.compensation import ramp, target_factor
+from hocket.optim.schedules import ScheduleState
+
+
+def both(
+    ours: Optimizer, theirs: type[torch.optim.Optimizer], **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    flat = torch.randn(100)
+    p = torch.nn.Parameter(flat.clone())
+    optimizer = theirs([p], lr=ours.lr, foreach=False, **options)
+    state = ours.init(flat)
+    for _ in range(20):
+        g = torch.randn(100)
+        p.grad = g.clone()
+        if ours.clip_norm:
+            torch.nn.utils.clip_grad_norm_([p], ours.clip_norm)
+        optimizer.step()
+        kept = g.clone()
+        ours.apply_(flat, g, state, ours.lr)
+        assert torch.equal(g, kept), "the gradient is read only"
+    return flat, p.detach()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("clip", [None, 5.0])
+def test_sgd_equals_torch_to_the_bit(
+    momentum: float, nesterov: bool, decay: float, clip: float | None
+) -> None:
+    if nesterov and not momentum:
+        pytest.skip("refused")
+    ours = SGD(lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=decay, clip_norm=clip)
+    a, b = both(ours, torch.optim.SGD, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    assert torch.equal(a, b)
+
+
+def test_adamw_equals_torch() -> None:
+    a, b = both(AdamW(lr=0.01, weight_decay=0.1), torch.optim.AdamW, weight_decay=0.1)
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_schedules_by_epochs_done() -> None:
+    s = ScheduleState()
+    assert Constant().factor(3.3, s) == 1
+    e = Exponential(epochs=2, final_factor=0.01)
+    assert [e.factor(x, s) for x in (0, 1, 2, 9)] == pytest.approx([1, 0.1, 0.01, 0.01])
+    w = Warmup(epochs=9, warmup_epochs=2, warmup_from=0.2, hold_epochs=1, step_factor=0.5)
+    assert [w.factor(x, s) for x in (0, 1, 2, 2.9, 3, 4.5, 5)] == pytest.approx(
+        [0.2, 0.6, 1, 1, 1, 0.5, 0.25]
+    )
+
+
+def test_newbob_keeps_then_halves_then_stops() -> None:
+    rule, s = Newbob(epochs=9), ScheduleState()
+    seen = []
+    for loss in (2.0, 1.5, 1.499, 1.4, 1.3995):
+        rule.evaluated(loss, s)
+        seen.append((rule.factor(0, s), s.stop))
+    # 25 % better: keep; 0.07 %: begin to halve; halve again; 0.04 %: stop
+    assert seen == [(1, False), (1, False), (0.5, False), (0.25, False), (0.25, True)]
+
+
+def test_compensation_undoes_the_gain() -> None:
+    sgd = SGD()
+    assert target_factor(Constant(), sgd, 1 / 8) == 8
+    assert target_factor(Constant(lr_compensation="sqrt"), sgd, 1 / 16) == 4
+    assert target_factor(Constant(lr_compensation="none"), sgd, 1 / 8) == 1
+    assert target_factor(Constant(), AdamW(), 1 / 8) == 1
+    assert [ramp(5.0, x) for x in (0, 0.5, 1, 2)] == [1, 3, 5, 5]
+
+
+def test_compensation_that_cannot_take_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lr_compensation = 'full' cannot take effect.*adamw"):
+        target_factor(Constant(lr_compensation="full"), AdamW(), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: SGD(lr=0), "optimizer.lr"),
+        (lambda: SGD(momentum=1.0), "momentum"),
+        (lambda: SGD(nesterov=True), "no effect without momentum"),
+        (lambda: SGD(clip_norm=0.0), "clip_norm"),
+        (lambda: SGD(weight_decay=-1), "weight_decay"),
+        (lambda: AdamW(beta1=1.0), "beta1"),
+        (lambda: Constant(epochs=0), "epochs"),
+        (lambda: Exponential(final_factor=0), "final_factor"),
+        (lambda: Warmup(warmup_from=2), "warmup_from"),
+        (lambda: Newbob(halving_factor=1), "halving_factor"),
+    ],
+)
+def test_bad_values_are_named(make: Any, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        make()

@@ -1,0 +1,204 @@
+"""Metrics, TensorBoard events, checkpoints, run directories."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import real, simulated, uneven
+from helpers.tasks import Quadratic
+
+import hocket
+from hocket import AllReduceSGD, Cluster, Constant, KStep, Sequential
+from hocket.data.pool import Ticket
+from hocket.errors import CheckpointError, ConfigError, ContractError
+from hocket.optim.sgd import SGDState
+from hocket.runtime.checkpoint import Checkpoints
+from hocket.runtime.cost import Death
+from hocket.runtime.metrics import EVENTS, HEAD, EventFile, rewind
+from hocket.runtime.packing import flatten, from_bytes, to_bytes, unflatten
+from hocket.strategy import State
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def documented() -> dict[str, set[str]]:
+    """The fields of every event, as docs/metrics.md lists them."""
+    fields: dict[str, set[str]] = {}
+    event = ""
+    for line in DOCS.read_text().splitlines():
+        if heading := re.match(r"### `(\w+)`", line):
+            event = heading[1]
+            fields[event] = set()
+        elif event and (row := re.match(r"\| `(\w+)`", line)):
+            fields[event].add(row[1])
+    return fields
+
+
+def test_metrics_follow_the_documented_schema(tmp_path: Path) -> None:
+    cluster = uneven(4, 0, (Death(1, at_s=0.02),))
+    simulated(Quadratic(), KStep(sync_every=2), cluster, out=tmp_path / "a")
+    schema = documented()
+    assert set(schema) == set(EVENTS)
+    seen = set()
+    for row in rows(tmp_path / "a"):
+        assert tuple(row)[: len(HEAD)] == HEAD
+        assert row["event"] in EVENTS
+        assert set(row) - set(HEAD) == schema[row["event"]], row["event"]
+        assert row["clock"] == "virtual"
+        seen.add(row["event"])
+    assert seen == set(EVENTS) - {"joined"}
+
+
+def test_time_and_frames_never_go_back(tmp_path: Path) -> None:
+    real(Quadratic(), AllReduceSGD(), 2, out=tmp_path / "a", schedule=Constant(epochs=3))
+    read = rows(tmp_path / "a")
+    assert [r["frames"] for r in read] == sorted(r["frames"] for r in read)
+    assert [r["time_s"] for r in read] == sorted(r["time_s"] for r in read)
+    assert read[-1]["event"] == "summary"
+    assert read[-1]["frames"] == 3 * 44
+
+
+def test_tensorboard_reads_our_events(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    file = EventFile(tmp_path)
+    for step in range(300):
+        file.scalar("eval/loss", 1.0 / (1 + step), step * 1000)
+    file.close()
+    events = accumulator.EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    events.Reload()
+    points = events.Scalars("eval/loss")
+    assert [p.step for p in points] == [1000 * s for s in range(300)]
+    assert points[3].value == pytest.approx(0.25)
+
+
+def test_runs_write_tensorboard_events(tmp_path: Path) -> None:
+    hocket.simulate(Quadratic(), cluster=1, out=tmp_path / "a", progress=False)
+    assert len(list((tmp_path / "a" / "tensorboard").glob("events.out.tfevents.*"))) == 1
+
+
+def test_packing_round_trip() -> None:
+    tree = {
+        "a": [1, 2.5, "x", None, True],
+        "t": (torch.arange(3), torch.randn(2, 2)),
+        "k": Ticket(1, 2, 3, 4),
+        "empty": torch.zeros(0),
+    }
+    back = from_bytes(to_bytes(tree))
+    assert back["a"] == tree["a"]
+    assert back["k"] == tree["k"]
+    assert isinstance(back["t"], tuple)
+    assert all(torch.equal(x, y) for x, y in zip(back["t"], tree["t"], strict=True))
+
+
+def test_packing_fills_a_template_and_never_names_a_class() -> None:
+    state = State(torch.ones(2), SGDState(torch.ones(2) * 3))
+    skeleton, tensors = flatten(state)
+    assert "SGDState" not in json.dumps(skeleton)
+    back = unflatten(skeleton, tensors, State(torch.zeros(2), SGDState()))
+    assert torch.equal(back.optimizer.velocity, torch.ones(2) * 3)
+    with pytest.raises(ContractError, match="do not fit"):
+        unflatten(skeleton, tensors, SGDState())
+    with pytest.raises(ContractError, match="cannot pack"):
+        flatten({"f": lambda: 0})
+
+
+def test_checkpoints_are_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up while the second checkpoint is written costs only that one."""
+    original = Checkpoints.write_part
+    calls = []
+
+    def full(self: Checkpoints, frames: int, rank: int, tree: Any) -> None:
+        calls.append(rank)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        original(self, frames, rank, tree)
+
+    monkeypatch.setattr(Checkpoints, "write_part", full)
+    with pytest.raises(CheckpointError, match=r"No space left.*Earlier checkpoints are kept"):
+        simulated(Quadratic(), AllReduceSGD(), 2, out=tmp_path / "a", schedule=Constant(epochs=3))
+    kept = list((tmp_path / "a" / "checkpoints").iterdir())
+    assert [p.name for p in kept] == ["000000000044"]
+    monkeypatch.undo()
+    result = simulated(
+        Quadratic(),
+        AllReduceSGD(),
+        2,
+        out=tmp_path / "a",
+        resume=True,
+        schedule=Constant(epochs=3),
+    )
+    assert result.frames == 3 * 44
+
+
+def test_old_checkpoints_are_pruned(tmp_path: Path) -> None:
+    simulated(Quadratic(), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=5))
+    names = sorted(p.name for p in (tmp_path / "a" / "checkpoints").iterdir())
+    assert names == ["000000000176", "000000000220"]
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    simulated(Quadratic(), Sequential(), out=tmp_path / "a")
+    before = (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="already holds a run: continue it with --resume"):
+        simulated(Quadratic(), Sequential(), out=tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"is finished; to train on, raise schedule\.epochs"):
+        simulated(Quadratic(), Sequential(), out=tmp_path / "a", resume=True)
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    simulated(Quadratic(), KStep(), 2, out=out, schedule=Constant(epochs=2))
+    longer = simulated(Quadratic(), KStep(), 2, out=out, schedule=Constant(epochs=5), resume=True)
+    assert longer.frames == 5 * 44
+    assert sum(row["event"] == "summary" for row in rows(out)) == 1
+
+
+def test_resume_refuses_another_configuration(tmp_path: Path) -> None:
+    simulated(Quadratic(), KStep(), 2, out=tmp_path / "a", schedule=Constant(epochs=1))
+    with pytest.raises(ConfigError, match=r"strategy.sync_every is 3 but .* begun with 16"):
+        simulated(Quadratic(), KStep(sync_every=3), 2, out=tmp_path / "a", resume=True)
+
+
+def test_rewind_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    lines = [
+        '{"event": "train", "frames": 10}\n',
+        '{"event": "eval", "frames": 20}\n',
+        '{"event": "train", "frames": 30}\n',
+        '{"event": "tra',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    rewind(tmp_path, 20)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:2])
+    assert len((tmp_path / "metrics.abandoned.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    simulated(Quadratic(), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=2))
+    newest = sorted((tmp_path / "a" / "checkpoints").iterdir())[-1]
+    (newest / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match=rf"{newest.name}.*remove it to resume"):
+        simulated(
+            Quadratic(), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=3), resume=True
+        )
+
+
+def test_the_model_file_is_plain_pytorch(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    task = hocket.Synthetic(num_frames=500, dev_frames=100)
+    result = hocket.simulate(
+        task, cluster=Cluster.even(1), out=tmp_path / "a", progress=False, schedule={"epochs": 1}
+    )
+    model = task.build_model()
+    model.load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))
+    assert torch.equal(next(model.parameters()), result.model["0.weight"])
