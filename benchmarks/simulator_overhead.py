@@ -19,8 +19,10 @@ import torch
 
 from hocket import DNN, SGD, AllReduceSGD, Cluster, Constant, KStep, Sequential, Strategy, Synthetic
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime import simulator as simulator_module
+from hocket.runtime import simulator
 from hocket.runtime.simulator import Simulator
+
+world: Any = simulator
 
 
 class Stopwatch:
@@ -30,6 +32,8 @@ class Stopwatch:
         self.seconds = 0.0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, timed."""
+
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
@@ -53,15 +57,15 @@ def measure(strategy: Strategy, learners: int, task: Synthetic) -> tuple[float, 
     gradients, own = Stopwatch(), Stopwatch()
     sim._worker.gradient = gradients.around(sim._worker.gradient)  # type: ignore[method-assign]
     sim._worker.score = own.around(sim._worker.score)  # type: ignore[method-assign]
-    step, sum_ = SGD._step_, simulator_module.weighted_sum
+    step, sum_ = SGD._step_, world.weighted_sum
     SGD._step_ = own.around(SGD._step_)  # type: ignore[method-assign]
-    simulator_module.weighted_sum = own.around(sum_)
+    world.weighted_sum = own.around(sum_)
     began = time.perf_counter()
     try:
         sim.run()
     finally:
         SGD._step_ = step  # type: ignore[method-assign]
-        simulator_module.weighted_sum = sum_
+        world.weighted_sum = sum_
     wall = time.perf_counter() - began
     return gradients.seconds, own.seconds, wall - gradients.seconds - own.seconds
 
@@ -84,9 +88,7 @@ def main() -> None:
     for _ in range(repeats):
         for i, case in enumerate(cases):
             results[i].append(measure(*case, task))
-    print(
-        f"{'strategy':12} {'P':>3} {'gradients':>10} {'steps, means':>13} {'simulator / gradients':>28}"
-    )
+    print(f"{'strategy':12} {'P':>3} {'gradients':>10} {'steps, means':>13} simulator / gradients")
     for i, (strategy, learners) in enumerate(cases):
         ratios = sorted(own / g for g, _, own in results[i])
         others = statistics.median(o / g for g, o, _ in results[i])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,11 @@ def test_speeds_do_not_change_the_result(case: Case) -> None:
 @pytest.mark.parametrize("task", [acoustic(), WithDropout(), WithBuffers(uneven=True)], ids=repr)
 def test_simulator_equals_real_processes_to_the_bit(case: Case, task: Quadratic) -> None:
     for learners in case.learners:
-        more = {"optimizer": MOMENTUM, "schedule": Newbob(epochs=3), "evaluate_every": 0.5}
+        more: dict[str, Any] = {
+            "optimizer": MOMENTUM,
+            "schedule": Newbob(epochs=3),
+            "evaluate_every": 0.5,
+        }
         a = simulated(task, case.strategy, learners, **more)
         b = real(task, case.strategy, learners, **more)
         assert same_model(a, b)
@@ -133,7 +138,7 @@ def test_simulator_equals_real_processes_to_the_bit(case: Case, task: Quadratic)
 def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
     for learners in case.learners:
         whole_dir, part_dir = tmp_path / f"whole{learners}", tmp_path / f"part{learners}"
-        more = {
+        more: dict[str, Any] = {
             "strategy": case.strategy,
             "cluster": uneven(learners, 5),
             "optimizer": MOMENTUM,
@@ -153,7 +158,7 @@ def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Pa
 @each_synchronous
 def test_resumed_real_run_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
     learners = case.learners[0]
-    more = {
+    more: dict[str, Any] = {
         "strategy": case.strategy,
         "learners": learners,
         "optimizer": MOMENTUM,
@@ -173,7 +178,7 @@ def test_resumes_with_another_number_of_learners(case: Case, tmp_path: Path) -> 
         pytest.skip("runs on one learner only")
     task = Quadratic(uneven=True)
     schedule = Exponential(epochs=10, final_factor=0.02)
-    more = {"strategy": case.strategy, "schedule": schedule, "keep_checkpoints": 99}
+    more: dict[str, Any] = {"strategy": case.strategy, "schedule": schedule, "keep_checkpoints": 99}
     first = simulated(task, cluster=4, out=tmp_path / "a", checkpoint_every=0.4, **more)
     for learners in (2, 3, 5):
         part = keep_only_first_checkpoint(tmp_path / "a", tmp_path / f"to{learners}")
@@ -193,7 +198,7 @@ def test_the_ledger_closes_in_both_worlds(case: Case, sharding: str, tmp_path: P
     task = Quadratic(num_items=23, uneven=True)
     frames = sum(task.frames_of(i) for i in range(23))
     for learners in case.learners:
-        more = {"schedule": Constant(epochs=2), "sharding": sharding}
+        more: dict[str, Any] = {"schedule": Constant(epochs=2), "sharding": sharding}
         a = simulated(task, case.strategy, uneven(learners, 1), **more)
         b = real(task, case.strategy, learners, **more)
         for result in (a, b):
@@ -271,7 +276,7 @@ def test_learners_may_die_at_any_time(case: Case) -> None:
 @each
 def test_both_worlds_leave_the_same_kind_of_record(case: Case, tmp_path: Path) -> None:
     learners = case.learners[0]
-    more = {"schedule": Constant(epochs=2)}
+    more: dict[str, Any] = {"schedule": Constant(epochs=2)}
     simulated(Quadratic(), case.strategy, Cluster.even(learners), out=tmp_path / "sim", **more)
     real(Quadratic(), case.strategy, learners, out=tmp_path / "real", **more)
     kinds = []

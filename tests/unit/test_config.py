@@ -9,6 +9,7 @@ import pytest
 from hocket import Cluster, KStep, config
 from hocket.cli import main
 from hocket.errors import ConfigError
+from hocket.experiment import Experiment
 
 
 def experiment(*settings: str) -> object:
@@ -85,7 +86,7 @@ def test_bad_clusters_are_refused_by_name(text: str, message: str, tmp_path: Pat
 
 def test_a_record_can_be_read_back(tmp_path: Path) -> None:
     first = experiment("strategy.name=kstep", "strategy.sync_every=7", "runtime.learners=3")
-    assert isinstance(first, config.Experiment)
+    assert isinstance(first, Experiment)
     cluster = Cluster.even(3)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.record(first, cluster)))
@@ -98,7 +99,7 @@ def test_a_record_can_be_read_back(tmp_path: Path) -> None:
 
 def test_record_is_complete() -> None:
     first = experiment("runtime.seed=5")
-    assert isinstance(first, config.Experiment)
+    assert isinstance(first, Experiment)
     record = config.record(first)
     assert record["runtime"]["seed"] == 5
     assert set(record["versions"]) == {"hocket", "torch", "numpy", "python", "platform"}

@@ -11,9 +11,7 @@ from hocket.optim.compensation import ramp, target_factor
 from hocket.optim.schedules import ScheduleState
 
 
-def both(
-    ours: Optimizer, theirs: type[torch.optim.Optimizer], **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def both(ours: Optimizer, theirs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(3)
     flat = torch.randn(100)
     p = torch.nn.Parameter(flat.clone())

@@ -86,7 +86,7 @@ def test_runs_write_tensorboard_events(tmp_path: Path) -> None:
 
 
 def test_packing_round_trip() -> None:
-    tree = {
+    tree: dict[str, Any] = {
         "a": [1, 2.5, "x", None, True],
         "t": (torch.arange(3), torch.randn(2, 2)),
         "k": Ticket(1, 2, 3, 4),

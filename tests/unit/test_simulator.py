@@ -208,10 +208,11 @@ def test_forks_must_be_awaited_before_a_boundary() -> None:
     @dataclass(frozen=True)
     class Forgetful(Sequential):
         async def run(self, me: Learner, state: State) -> State:
-            await me.fork(AllReduce(state.params))
+            handle = await me.fork(AllReduce(state.params))
             while (await me.boundary(state)).go_on:
                 await me.gradient(state.params)
                 await me.commit()
+            await handle
             return state
 
     experiment = Experiment(Quadratic(num_items=1), Forgetful(), schedule=Constant(epochs=1))

@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_data_in_every_process() -> None:
 
 def test_an_epoch_visits_every_frame_once() -> None:
     task = acoustic(num_frames=1000)
-    seen = np.concatenate([task._shuffled(1)[i.id : i.id + i.frames] for i in task.items("train")])  # type: ignore[operator,misc]
+    seen = np.concatenate([task._shuffled(1)[i.id : i.id + i.frames] for i in task.items("train")])  # type: ignore[operator]
     assert sorted(seen.tolist()) == list(range(1000))
 
 
