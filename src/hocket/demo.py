@@ -49,9 +49,9 @@ def run(out: Path) -> int:
         rows.append((strategy, "sim., one slow", uneven, virtual))
     console.print(_table(rows))
     console.print(
-        "real: learner processes on this machine. simulated: virtual time on hosts joined by 1 Gbit/s;"
-        "\none slow: one learner takes 4 times as long. Speed-up: frames/s against one learner of the"
-        "\nsame world, evaluation left out. busy: share of the time spent computing gradients.\n"
+        "real: learner processes on this machine. simulated: virtual time, hosts joined by 1 Gbit/s;\n"
+        "one slow: one learner takes 4 times as long. Speed-up: frames/s against one learner of the\n"
+        "same world, evaluation left out. busy: share of the time spent computing gradients.\n"
         f"Runs, metrics and TensorBoard events: {out}/"
     )
     return 0
