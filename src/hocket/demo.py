@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -46,12 +47,13 @@ def run(out: Path) -> int:
         even = _simulated(strategy, EIGHT, out, "8")
         rows.append((strategy, "simulated", even, virtual))
         uneven = _simulated(strategy, UNEVEN, out, "8-uneven")
-        rows.append((strategy, "sim., one slow", uneven, virtual))
+        rows.append((strategy, "slow one", uneven, virtual))
     console.print(_table(rows))
     console.print(
-        "real: learner processes on this machine. simulated: virtual time, hosts joined by 1 Gbit/s;\n"
-        "one slow: one learner takes 4 times as long. Speed-up: frames/s against one learner of the\n"
-        "same world, evaluation left out. busy: share of the time spent computing gradients.\n"
+        "real: learner processes on this machine. simulated: virtual time, hosts\n"
+        "joined by 1 Gbit/s; slow one: one learner takes 4 times as long. Speed-up:\n"
+        "frames/s against one learner of the same world, evaluation left out.\n"
+        "busy: share of the time spent computing gradients.\n"
         f"Runs, metrics and TensorBoard events: {out}/"
     )
     return 0
@@ -80,7 +82,7 @@ def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
 
 
 def _table(rows: list[tuple[str, str, Result, Result]]) -> Table:
-    table = Table()
+    table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("strategy", no_wrap=True)
     table.add_column("world", no_wrap=True)
     for heading in ("P", "time", "speed-up", "busy", "dev loss", "accuracy"):
