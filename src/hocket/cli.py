@@ -152,7 +152,7 @@ def _train(args: argparse.Namespace) -> int:
         raise ConfigError("[cluster] can only take effect in `hocket simulate`")
     experiment = config.build_experiment(tables)
     result = api.run_real(experiment, args.out, resume=args.resume, progress=not args.quiet)
-    return _finish(result)
+    return _finish(result, "train")
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -169,7 +169,7 @@ def _simulate(args: argparse.Namespace) -> int:
     result = api.run_simulated(
         experiment, cluster, args.out, resume=args.resume, progress=not args.quiet
     )
-    return _finish(result)
+    return _finish(result, "simulate")
 
 
 def _cluster(args: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> Cluster:
@@ -182,11 +182,15 @@ def _cluster(args: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> Clu
     return Cluster.even(wanted or 1)
 
 
-def _finish(result: Result) -> int:
-    console = Console()
+def _finish(result: Result, command: str) -> int:
+    console = Console(soft_wrap=True)
     console.print(summary_table(result))
+    console.print(
+        f"{result.frames:,} frames in {result.time_s:.2f} s ({result.clock} clock) = "
+        f"{result.frames_per_s:,.0f} frames/s; evaluation and checkpoints {result.aside_s:.2f} s"
+    )
     if result.stopped:
-        console.print(f"stopped; continue with: hocket ... --resume --out {result.run_dir}")
+        console.print(f"stopped; continue with: hocket {command} --resume --out {result.run_dir}")
         return STOPPED
     console.print(f"model and record: {result.run_dir}")
     return 0
@@ -204,10 +208,6 @@ def summary_table(result: Result) -> Table:
         )
     if len(shown) < len(result.learners):
         table.add_row("...", "", "", "")
-    table.caption = (
-        f"{result.frames:,} frames in {result.time_s:.2f} s ({result.clock} clock) = "
-        f"{result.frames_per_s:,.0f} frames/s; evaluation and checkpoints {result.aside_s:.2f} s"
-    )
     return table
 
 
@@ -278,6 +278,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         print(f"hocket: {error}{notes}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:  # a full disk, a lost mount
+        print(f"hocket: {error}; the last checkpoint is kept", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("hocket: ended at once; the last checkpoint is kept", file=sys.stderr)
         return STOPPED

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conformance.cases import CASES, SYNCHRONOUS, Case
 from helpers.runs import (
+    fault_plan,
     keep_only_first_checkpoint,
     real,
     same_model,
@@ -22,7 +23,6 @@ from helpers.tasks import Quadratic, WithBuffers, WithDropout, acoustic
 
 from hocket import SGD, Cluster, Constant, Exponential, Newbob
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.cost import Death
 
 each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 each_synchronous = pytest.mark.parametrize("case", SYNCHRONOUS, ids=lambda c: c.id)
@@ -248,14 +248,7 @@ def test_learners_may_die_at_any_time(case: Case) -> None:
     task, learners = Quadratic(num_items=14, uneven=True), 4
     frames = 2 * sum(task.frames_of(i) for i in range(14))
     for seed in range(200):
-        rng = np.random.default_rng(seed)
-        victims = rng.choice(learners, size=1 + seed % 3, replace=False)
-        deaths = tuple(
-            Death(int(v), at_draw=int(rng.integers(1, 5)))
-            if i % 2
-            else Death(int(v), at_s=float(rng.uniform(0.0, 0.05)))
-            for i, v in enumerate(victims)
-        )
+        deaths = fault_plan(learners, seed)
         experiment = Experiment(
             task,
             case.strategy,

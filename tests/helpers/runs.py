@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hocket import Cluster, Result, api
@@ -40,6 +41,18 @@ def uneven(learners: int, seed: int, deaths: tuple[Death, ...] = ()) -> Cluster:
     )
     slow = (Slow(rank=seed % learners, factor=7.0, until_s=0.5),)
     return Cluster(hosts, slow=slow, deaths=deaths)
+
+
+def fault_plan(learners: int, seed: int) -> tuple[Death, ...]:
+    """Some learners die early, by time or by draw; at least one stays alive."""
+    rng = np.random.default_rng(seed)
+    victims = rng.choice(learners, size=1 + seed % min(3, learners - 1), replace=False)
+    return tuple(
+        Death(int(v), at_draw=int(rng.integers(1, 3)))
+        if i % 2
+        else Death(int(v), at_s=float(rng.uniform(0.0, 0.02)))
+        for i, v in enumerate(victims)
+    )
 
 
 def keep_only_first_checkpoint(run: Path, copy: Path) -> Path:

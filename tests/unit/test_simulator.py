@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,6 +320,29 @@ def test_cluster_and_learners_must_agree() -> None:
             Experiment(Quadratic(), AllReduceSGD(), options=RuntimeOptions(learners=2)),
             Cluster.even(3),
         )
+
+
+def test_ctrl_c_stops_a_simulation_with_a_checkpoint(tmp_path: Path) -> None:
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    out, schedule = tmp_path / "a", Constant(epochs=1000)
+    result = simulated(Quadratic(), KStep(sync_every=3), 3, out=out, schedule=schedule)
+    assert result.stopped
+    assert 0 < result.frames < 1000 * 44
+    longer = Constant(epochs=result.epoch + 2)
+    again = simulated(Quadratic(), KStep(sync_every=3), 3, out=out, schedule=longer, resume=True)
+    assert not again.stopped
+    assert again.frames == longer.epochs * 44
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("full", 4.0), ("sqrt", 2.0), ("none", 1.0)])
+def test_the_local_rate_is_derived_from_the_gain(kind: Any, factor: float, tmp_path: Path) -> None:
+    schedule = Constant(epochs=2, lr_compensation=kind)
+    simulated(Quadratic(), AllReduceSGD(), 4, schedule=schedule, out=tmp_path / "a")
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    rates = [row["lr"] for row in map(json.loads, lines) if row["event"] == "train"]
+    assert rates[-1] == pytest.approx(0.1 * factor)
+    assert rates[0] == pytest.approx(0.1 * (1 + (factor - 1) * 8 / 44))  # on the ramp
 
 
 def test_clipping_and_weight_decay_act_in_the_stated_direction() -> None:

@@ -108,7 +108,7 @@ class Bar:
             console=console,
         )
         self._task = self._progress.add_task(title, total=total_frames, text="starting")
-        self._dev = ""
+        self._training = self._dev = ""
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -120,19 +120,18 @@ class Bar:
     def show(self, event: dict[str, Any]) -> None:
         """Move the bar."""
         self._speed.see(event)
-        if event["event"] == "eval":
-            self._dev = f"  dev {event['loss']:.4f} / {event['accuracy']:.4f}"
-        elif event["event"] == "lost":
+        if event["event"] == "lost":
             self.say(f"rank {event['rank']} lost ({event.get('reason', '')})")
-        elif event["event"] in ("train", "progress"):
-            self._progress.update(
-                self._task,
-                completed=event["frames"],
-                text=f"epoch {event['epoch'] + 1}  loss {event['loss']:.4f}  "
-                f"acc {event['accuracy']:.4f}{self._dev}  {self._speed.text(None)}",
-            )
+        figures = f"{event.get('loss', 0.0):.4f} / {event.get('accuracy', 0.0):.4f}"
         if event["event"] == "eval":
-            self._progress.update(self._task, completed=event["frames"])
+            self._dev = f"  dev {figures}"
+        elif event["event"] in ("train", "progress"):
+            self._training = f"epoch {event['epoch'] + 1}  loss / acc {figures}"
+        self._progress.update(
+            self._task,
+            completed=event["frames"],
+            text=f"{self._training}{self._dev}  {self._speed.text(None)}",
+        )
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

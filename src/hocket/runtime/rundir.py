@@ -38,8 +38,13 @@ def create(path: Path, record: dict[str, Any]) -> None:
         raise ConfigError(
             f"{path} already holds a run: continue it with --resume, or choose another --out"
         )
-    path.mkdir(parents=True, exist_ok=True)
-    _write_json(path / "config.json", record)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _write_json(path / "config.json", record)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be made the run directory ({error.strerror}); choose another --out"
+        ) from error
 
 
 def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:

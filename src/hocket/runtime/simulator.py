@@ -117,7 +117,7 @@ class Simulator(Trampoline):
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._meets: dict[tuple[tuple[int, ...] | None, int], Meet] = {}
-        self._unquiet: set[tuple[tuple[int, ...] | None, int]] = set()
+        self._unquiet: list[tuple[tuple[int, ...] | None, int]] = []
         self._lent: list[tuple[torch.Tensor, int, str]] = []
         self._failure: BaseException | None = None
         self._cost = CostModel(cluster, experiment.options.seed)
@@ -371,7 +371,7 @@ class Simulator(Trampoline):
         members = self._members(meet)
         posts = [meet.posts[r] for r in members]
         if isinstance(posts[0].effect, Quiet) and not self._all_quiet():
-            self._unquiet.add((group, number))  # looked at again after every event
+            self._unquiet.append((group, number))  # looked at again after every event
             return
         del self._meets[group, number]
         self._complete(members, posts)

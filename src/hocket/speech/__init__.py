@@ -1,0 +1,1 @@
+"""Speech: from audio to features. Corpora, alignments and decoding are to come."""
