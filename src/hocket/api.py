@@ -21,6 +21,7 @@ from hocket.optim import Optimizer, Schedule
 from hocket.runtime import rundir
 from hocket.runtime.checkpoint import Checkpoints, Saved
 from hocket.runtime.cost import Cluster
+from hocket.runtime.desk import Books
 from hocket.runtime.display import display
 from hocket.runtime.launcher import Launcher
 from hocket.runtime.metrics import Recorder
@@ -257,13 +258,18 @@ def _stop_on_interrupt(stop: Callable[[], None], say: Callable[[str], None]) -> 
     def first(number: int, frame: Any) -> None:
         say("stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)")
         stop()
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    before = signal.signal(signal.SIGINT, first)
+    before = {s: signal.signal(s, first) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def _title(experiment: Experiment) -> str:
@@ -312,14 +318,17 @@ def _real_result(summaries: list[dict[str, Any]], path: Path, out: Path | None) 
         time_s=time_s,
         aside_s=first["aside_s"],
         clock="wall",
-        learners=[
-            LearnerReport(s["rank"], s["frames"], s["bytes_sent"], s["compute_s"] / time_s)
-            for s in summaries
-        ],
+        learners=[_report(s["rank"], s["books"], time_s) for s in summaries],
         model=_final_model(path, out),
         stopped=first["stopped"] and not first["closed"],
         run_dir=out,
     )
+
+
+def _report(rank: int, books: Books, time_s: float) -> LearnerReport:
+    there_s = time_s - books.since_s
+    busy = books.compute_s / there_s if there_s > 0 else 0.0
+    return LearnerReport(rank, books.frames, books.bytes_sent, busy)
 
 
 def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
@@ -336,8 +345,8 @@ def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Res
         aside_s=desk.aside_s,
         clock="virtual",
         learners=[
-            LearnerReport(rank, s.frames, s.bytes_sent, s.compute_s / time_s if time_s else 0.0)
-            for rank, s in enumerate(simulator.learners)
+            _report(rank, learner.desk.books, time_s)
+            for rank, learner in enumerate(simulator.learners)
         ],
         model=_final_model(path, out),
         stopped=desk.stop_agreed and not desk.ledger.closed(),

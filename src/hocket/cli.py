@@ -159,12 +159,13 @@ def _simulate(args: argparse.Namespace) -> int:
     tables = tables_of(args)
     cluster = _cluster(args, tables)
     tables.pop("cluster", None)
-    asked = tables.setdefault("runtime", {}).setdefault("learners", cluster.num_learners)
+    asked = args.learners or cluster.num_learners
     if asked != cluster.num_learners:
         raise ConfigError(
-            f"--learners {asked} contradicts the cluster, which has {cluster.num_learners}: "
-            "leave one of them out"
+            f"--learners {asked} contradicts the cluster, which has {cluster.num_learners}: give "
+            "a --cluster of that size, or leave --learners out"
         )
+    tables.setdefault("runtime", {})["learners"] = asked
     experiment = config.build_experiment(tables)
     result = api.run_simulated(
         experiment, cluster, args.out, resume=args.resume, progress=not args.quiet
@@ -173,13 +174,17 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _cluster(args: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> Cluster:
+    """The cluster of --cluster, else of the [cluster] table, else so many equal learners."""
+    set_by_hand = [s for s in args.settings if s.strip().startswith("cluster.")]
+    if args.cluster and set_by_hand:
+        raise ConfigError(
+            f"--set {set_by_hand[0]} cannot take effect beside --cluster: edit the file"
+        )
     if args.cluster:
         return api.open_cluster(args.cluster)
-    saved = config.build_cluster(tables["cluster"]) if "cluster" in tables else None
-    wanted = args.learners or tables.get("runtime", {}).get("learners")
-    if saved is not None and (not args.learners or args.learners == saved.num_learners):
-        return saved
-    return Cluster.even(wanted or 1)
+    if "cluster" in tables:
+        return config.build_cluster(tables["cluster"])
+    return Cluster.even(args.learners or tables.get("runtime", {}).get("learners", 1))
 
 
 def _finish(result: Result, command: str) -> int:

@@ -247,4 +247,4 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return str(value)
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__qualname__

@@ -28,8 +28,6 @@ UNEVEN = Cluster(EIGHT.hosts, slow=(Slow(rank=5, factor=4.0),))
 
 def run(out: Path) -> int:
     """Train in several ways and print one table."""
-    if out.exists():
-        shutil.rmtree(out)
     console = Console()
     floor = TASK.bayes_error("dev")
     console.print(
@@ -60,25 +58,44 @@ def run(out: Path) -> int:
 
 
 def _real(strategy: str, learners: int, out: Path) -> Result:
-    return api.train(
-        TASK,
-        strategy=strategy,
-        learners=learners,
-        optimizer=OPTIMIZER,
-        schedule=SCHEDULE,
-        out=out / f"{strategy}-{learners}",
+    path = _cleared(out / f"{strategy}-{learners}")
+    return _whole(
+        api.train(
+            TASK,
+            strategy=strategy,
+            learners=learners,
+            optimizer=OPTIMIZER,
+            schedule=SCHEDULE,
+            out=path,
+        )
     )
 
 
 def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
-    return api.simulate(
-        TASK,
-        strategy=strategy,
-        cluster=cluster,
-        optimizer=OPTIMIZER,
-        schedule=SCHEDULE,
-        out=out / f"{strategy}-simulated-{name}",
+    path = _cleared(out / f"{strategy}-simulated-{name}")
+    return _whole(
+        api.simulate(
+            TASK,
+            strategy=strategy,
+            cluster=cluster,
+            optimizer=OPTIMIZER,
+            schedule=SCHEDULE,
+            out=path,
+        )
     )
+
+
+def _cleared(path: Path) -> Path:
+    """Remove an earlier demo's run of the same name, and nothing else."""
+    if (path / "config.json").exists():
+        shutil.rmtree(path)
+    return path
+
+
+def _whole(result: Result) -> Result:
+    if result.stopped:
+        raise KeyboardInterrupt
+    return result
 
 
 def _table(rows: list[tuple[str, str, Result, Result]]) -> Table:

@@ -51,6 +51,9 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Return the loss summed over the frames of a batch."""
 
+    def prepare(self) -> None:  # noqa: B027  (optional)
+        """Read or make whatever is slow; called once in every learner before the clock starts."""
+
     def describe(self) -> dict[str, Any]:
         """Facts for the run's record, such as a known error floor."""
         return {"class": type(self).__qualname__}

@@ -58,6 +58,7 @@ class Worker:
         self.task = task
         self.pool = pool
         self.seed = seed
+        task.prepare()
         torch.manual_seed(stable_seed(seed, "model"))
         self.model = task.build_model()
         self.layout = Layout.of(self.model)

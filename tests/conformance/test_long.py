@@ -12,7 +12,7 @@ from hocket import Constant
 from hocket.experiment import Experiment, RuntimeOptions
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-MANY = 1500
+MANY = 1000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)

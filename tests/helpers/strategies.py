@@ -37,6 +37,44 @@ class DelayByOne(Strategy):
         return state
 
 
+@dataclass(frozen=True)
+class Gossip(Strategy):
+    """Tells its neighbour of every step before a boundary, and listens only after it."""
+
+    name: ClassVar[str] = "gossip"
+    paper: ClassVar[str] = ""
+    summary: ClassVar[str] = "test"
+    commits_when: ClassVar[str] = "the local step is applied"
+    synchronous: ClassVar[bool] = False
+    evaluates: ClassVar = "average"
+
+    def gain(self, num_learners: int) -> float:
+        return 1.0 / num_learners
+
+    def init(self, params: Flat, optimizer: Optimizer) -> ToldState:
+        return ToldState(params, optimizer.init(params))
+
+    async def run(self, me: Learner, state: State) -> State:
+        assert isinstance(state, ToldState)
+        while (await me.boundary(state)).go_on:
+            if state.told:
+                heard = await me.recv("n", source=(me.rank + 1) % me.size)
+                assert heard.payload == state.told
+            grad = await me.gradient(state.params)
+            me.step_(state.params, grad, state.optimizer)
+            await me.commit()
+            state.told += 1
+            await me.send((me.rank - 1) % me.size, "n", state.told)
+        return state
+
+
+@dataclass
+class ToldState(State):
+    """How often the neighbour has been told."""
+
+    told: int = 0
+
+
 @dataclass
 class ServerState(State):
     """Rank 0 holds the served model besides its own copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import psutil
 import pytest
 import torch
 from helpers.runs import OPTIONS, real, same_model, simulated
-from helpers.strategies import PushPull
+from helpers.strategies import Gossip, PushPull
 from helpers.tasks import Broken, Quadratic, Slow
 
 from hocket import AllReduceSGD, Constant, KStep, Sequential
@@ -33,7 +34,7 @@ from hocket.errors import (
 )
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.learner import Learner
-from hocket.runtime.launcher import Launcher
+from hocket.runtime.launcher import Child, Launcher
 from hocket.strategy import State
 
 LONG = Constant(epochs=400)
@@ -160,6 +161,63 @@ def test_an_error_in_one_learner_stops_all_and_is_the_one_reported(strategy: Any
     assert "RuntimeError: the disk with item 3 has gone" in text
     assert re.search(r"rank \d failed while it awaits", text)
     assert "traceback" in text
+
+
+@dataclass(frozen=True)
+class Server(PushPull):
+    """Rank 1 fails while rank 0 waits for its message."""
+
+    async def run(self, me: Learner, state: State) -> State:
+        if me.rank == 1:
+            await me.send(0, "hello", 1)
+            time.sleep(0.3)
+            raise RuntimeError("THE REAL CAUSE")
+        await me.recv("hello", source=1)
+        await me.recv("more", source=1)
+        return state
+
+
+def test_the_first_cause_is_reported_not_who_noticed() -> None:
+    with pytest.raises(LearnerFailedError, match=r"rank 1 failed .*THE REAL CAUSE"):
+        real(Quadratic(), Server(), 2)
+
+
+class Dead:
+    """Stands in for a process that has died."""
+
+    pid, exitcode = 1, -9
+
+    def join(self, timeout: float) -> None:
+        """Has ended."""
+
+
+def test_many_deaths_at_once_are_reported_at_once() -> None:
+    experiment = Experiment(Quadratic(), AllReduceSGD(), options=RuntimeOptions(learners=16))
+    launcher = Launcher(experiment, None, False, lambda e: None, lambda s: None)
+    for rank in range(16):
+        ours, theirs = multiprocessing.Pipe()
+        theirs.close()
+        launcher.children.append(Child(rank, Dead(), ours))  # type: ignore[arg-type]
+    with pytest.raises(LearnerFailedError, match=r"ended by signal 9"):
+        launcher._watch()
+
+
+def test_sigterm_to_the_whole_group_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for(lambda: training(tmp_path))
+    os.killpg(process.pid, signal.SIGTERM)  # as Slurm and systemd do
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert list((tmp_path / "run" / "checkpoints").glob("0*"))
+
+
+def test_messages_unread_at_a_quiet_point_do_not_disturb_it(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"out": tmp_path / "a", "evaluate_every": 0.3}
+    result = real(Quadratic(), Gossip(), 2, schedule=Constant(epochs=2), **more)
+    assert result.frames == 2 * 44
+    longer = real(Quadratic(), Gossip(), 2, schedule=Constant(epochs=4), resume=True, **more)
+    assert longer.frames == 4 * 44
+    assert sum(one.frames for one in longer.learners) == 4 * 44
 
 
 def test_hocket_errors_keep_their_kind_across_processes() -> None:

@@ -142,3 +142,24 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert "examples:" in text
         assert "--set strategy.sync_every=16" in text
+
+
+def test_a_simulation_resumes_with_the_cluster_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count in (2, 4):
+        (tmp_path / f"{count}.toml").write_text(f"[[hosts]]\ncount = {count}\nframes_per_s = 500.0")
+    out = ["--out", str(tmp_path / "run"), "--quiet"]
+    small = ["--set", "task.num_frames=2000", "--set", "task.dev_frames=300", "--lr", "0.01"]
+    begin = ["simulate", "synthetic", "--strategy", "kstep", *small, *out, "--epochs", "1"]
+    assert main([*begin, "--cluster", str(tmp_path / "2.toml")]) == 0
+    resume = ["simulate", "--resume", *out]
+    assert main([*resume, "--epochs", "2", "--learners", "4"]) == 2
+    assert "contradicts the cluster, which has 2" in capsys.readouterr().err
+    four = str(tmp_path / "4.toml")
+    assert main([*resume, "--epochs", "2", "--cluster", four, "--set", "cluster.latency_s=1"]) == 2
+    assert "cannot take effect beside --cluster" in capsys.readouterr().err
+    assert main([*resume, "--epochs", "2", "--cluster", four]) == 0
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved["cluster"]["hosts"][0]["frames_per_s"] == 500.0
+    assert saved["runtime"]["learners"] == 4

@@ -205,3 +205,44 @@ def test_orders_differ_between_epochs_and_seeds() -> None:
     assert not np.array_equal(p.order(0), p.order(1))
     assert not np.array_equal(p.order(0), q.order(0))
     assert sorted(p.order(0)) == list(range(30))
+
+
+def test_a_returned_item_goes_to_exactly_one_learner() -> None:
+    """A finds nothing; B returns two and takes one; A must get the other, not the same."""
+    p, counters = pool(2, 1), LocalCounters()
+    a, b = (SharedLedger(p, r, (0, 1), counters) for r in (0, 1))
+    first, second = b.draw(), b.draw()
+    assert a.draw().dry
+    b.settle("return", (first, second))
+    taken = [b.draw(), a.draw(), a.draw()]
+    assert sorted(t.index for t in taken if not t.dry) == sorted([first.index, second.index])
+    assert taken[2].dry
+
+
+def test_tickets_from_before_a_new_deal_are_void() -> None:
+    p = pool(12, 1)
+    ledger = ReplicatedLedger(p, 0, (0, 1, 2))
+    held = [ledger.draw() for _ in range(3)]
+    ledger.settle("commit", (held[0],), alive=(0, 1))  # rank 2 died; the rest is dealt anew
+    before = ledger.committed_frames
+    fresh = ledger.draw()
+    ledger.settle("commit", (held[2],), alive=(0, 1))
+    assert ledger.committed_frames == before
+    ledger.settle("commit", (fresh,), alive=(0, 1))
+    assert ledger.committed_frames > before
+
+
+def test_a_ticket_held_over_a_resumption_settles_its_own_round() -> None:
+    """As double buffering does: one round is always drawn ahead."""
+    p = pool(9, 1)
+    ledger = ReplicatedLedger(p, 0, (0,))
+    held = [ledger.draw() for _ in range(4)]
+    ledger.settle("commit", tuple(held[:3]))
+    saved, done = ledger.state_dict(), ledger.committed_frames
+    again = ReplicatedLedger(p, 0, (0,))
+    again.load_state_dict(saved, same_learners=True)
+    following = again.draw()
+    assert following.index == p.order(0)[4]
+    again.settle("commit", (held[3],))
+    assert again.committed_frames == done + held[3].frames
+    assert again.pending_frames == following.frames

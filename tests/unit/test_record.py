@@ -202,3 +202,66 @@ def test_the_model_file_is_plain_pytorch(tmp_path: Path) -> None:
     model = task.build_model()
     model.load_state_dict(load_file(tmp_path / "a" / "model.safetensors"))
     assert torch.equal(next(model.parameters()), result.model["0.weight"])
+
+
+def test_an_attempt_that_died_before_its_first_checkpoint_may_be_begun_again(
+    tmp_path: Path,
+) -> None:
+    from helpers.tasks import Broken
+
+    out = tmp_path / "a"
+    with pytest.raises(hocket.HocketError):
+        simulated(Broken(how="nan"), Sequential(), out=out)
+    result = simulated(Broken(how="none"), Sequential(), out=out)
+    assert result.frames == 4 * 44
+    assert sum(row["event"] == "summary" for row in rows(out)) == 1
+
+
+def test_an_extended_run_can_be_resumed_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, longer = tmp_path / "a", Constant(epochs=3)
+    simulated(Quadratic(), Sequential(), out=out, schedule=Constant(epochs=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Quadratic, "loss", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            simulated(Quadratic(), Sequential(), out=out, schedule=longer, resume=True)
+    result = simulated(Quadratic(), Sequential(), out=out, schedule=longer, resume=True)
+    assert result.frames == 3 * 44
+    with pytest.raises(ConfigError, match=r"schedule\.epochs is 2, but .* epoch|is finished"):
+        simulated(Quadratic(), Sequential(), out=out, schedule=Constant(epochs=2), resume=True)
+
+
+def test_a_run_that_newbob_ended_stays_ended(tmp_path: Path) -> None:
+    schedule = hocket.Newbob(epochs=50, start_halving=0.9, end_halving=0.5)
+    out = tmp_path / "a"
+    first = simulated(Quadratic(), Sequential(), out=out, schedule=schedule)
+    assert first.epoch < 50
+    assert not first.stopped
+    with pytest.raises(ConfigError, match="ended by its schedule"):
+        simulated(Quadratic(), Sequential(), out=out, schedule=schedule, resume=True)
+
+
+def test_a_real_run_is_not_resumed_by_the_simulator(tmp_path: Path) -> None:
+    real(Quadratic(), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=1))
+    with pytest.raises(ConfigError, match=r"begun by `hocket train`; `hocket simulate` cannot"):
+        simulated(
+            Quadratic(), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=2), resume=True
+        )
+
+
+def test_a_checkpoint_interrupted_while_it_replaces_another_loses_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    simulated(Quadratic(), Sequential(), out=out, schedule=Constant(epochs=1))
+    checkpoint = out / "checkpoints" / "000000000044"
+    checkpoint.rename(out / "checkpoints" / ".000000000044.replaced")
+    result = simulated(Quadratic(), Sequential(), out=out, schedule=Constant(epochs=2), resume=True)
+    assert result.frames == 88
+
+
+def test_the_demo_clears_only_its_own_runs(tmp_path: Path) -> None:
+    from hocket.demo import _cleared
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years")
+    assert _cleared(tmp_path / "mine").joinpath("thesis.tex").exists()

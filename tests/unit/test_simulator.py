@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from helpers.runs import simulated, simulator, uneven
+from helpers.runs import (
+    keep_only_first_checkpoint,
+    same_model,
+    simulated,
+    simulator,
+    uneven,
+)
+from helpers.strategies import Gossip, PushPull
 from helpers.tasks import Broken, Quadratic, acoustic
 
 from hocket import (
@@ -37,6 +44,7 @@ from hocket.errors import (
     DivergedError,
     PeerLostError,
     TaskError,
+    WaitTimeoutError,
 )
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.learner import Learner
@@ -262,7 +270,7 @@ def test_receiving_from_the_dead_raises() -> None:
 
 def test_a_receive_may_time_out() -> None:
     async def body(me: Learner, state: State) -> None:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(WaitTimeoutError):
             await me.recv("x", timeout_s=2.5)
 
     assert play(body, 1).now == 2.5
@@ -362,3 +370,71 @@ def test_evaluation_time_is_left_out_of_the_training_time() -> None:
     once = simulated(Quadratic(), Sequential(), 1, evaluate_every=4.0)
     assert often.aside_s > 5 * once.aside_s
     assert often.time_s == pytest.approx(once.time_s)
+
+
+# ------------------------------------------------------------------ resuming what is not simple
+
+
+def test_unread_messages_survive_a_checkpoint(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"schedule": Constant(epochs=4), "keep_checkpoints": 99}
+    cluster = Cluster.even(2, frames_per_s=100.0)
+    whole = simulated(Quadratic(), Gossip(), cluster, out=tmp_path / "a", **more)
+    part = keep_only_first_checkpoint(tmp_path / "a", tmp_path / "b")
+    again = simulated(Quadratic(), Gossip(), cluster, out=part, resume=True, **more)
+    assert same_model(whole, again)
+
+
+def test_a_death_that_has_happened_does_not_happen_again(tmp_path: Path) -> None:
+    hosts = Cluster.even(3, frames_per_s=100.0).hosts
+    cluster = Cluster(hosts, deaths=(Death(1, at_s=0.05), Death(2, at_draw=15)))
+    out, schedule = tmp_path / "a", Constant(epochs=1)
+    simulated(Quadratic(), AllReduceSGD(), cluster, out=out, schedule=schedule)
+    again = simulated(
+        Quadratic(), AllReduceSGD(), cluster, out=out, schedule=Constant(epochs=4), resume=True
+    )
+    assert again.frames == 4 * 44
+    rows = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [r["rank"] for r in rows if r["event"] == "lost"] == [1, 2]
+    times = [r["time_s"] for r in rows]
+    assert times == sorted(times)
+
+
+def test_the_books_go_on_after_a_resumption(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"cluster": 2, "out": tmp_path / "a"}
+    first = simulated(Quadratic(), KStep(sync_every=2), schedule=Constant(epochs=2), **more)
+    longer = simulated(
+        Quadratic(), KStep(sync_every=2), schedule=Constant(epochs=4), resume=True, **more
+    )
+    assert sum(one.frames for one in longer.learners) == longer.frames == 4 * 44
+    for a, b in zip(first.learners, longer.learners, strict=True):
+        assert b.utilisation == pytest.approx(a.utilisation, rel=0.02)
+        assert b.bytes_sent == 2 * a.bytes_sent
+
+
+def test_a_strategy_that_never_commits_is_caught() -> None:
+    @dataclass(frozen=True)
+    class Careless(AllReduceSGD):
+        async def run(self, me: Learner, state: State) -> State:
+            while (await me.boundary(state)).go_on:
+                await me.mean_gradient(state.params)
+            return state
+
+    experiment = Experiment(Quadratic(), Careless(), options=RuntimeOptions(learners=2))
+    with pytest.raises(ContractError, match=r"must `await me.commit\(\)`"):
+        simulator(experiment, Cluster.even(2)).run()
+
+
+def test_a_message_may_hold_no_dataclass() -> None:
+    async def body(me: Learner, state: State) -> None:
+        await me.send(0, "x", state)
+
+    with pytest.raises(ContractError, match="cannot pack State"):
+        play(body)
+
+
+def test_every_asynchronous_learner_is_heard_and_guarded(tmp_path: Path) -> None:
+    simulated(Quadratic(num_items=60), PushPull(), 3, out=tmp_path / "a")
+    rows = [json.loads(x) for x in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert {r["rank"] for r in rows if r["event"] == "train"} == {0, 1, 2}
+    with pytest.raises(DivergedError, match="nan"):
+        simulated(Broken(how="nan"), PushPull(), 3)

@@ -58,6 +58,10 @@ class Ledger(Protocol):
         """True if there is nothing left to draw."""
         ...
 
+    def dry(self) -> bool:
+        """True if everything there is (for synchronous learners: in this epoch) has been drawn."""
+        ...
+
     def closed(self) -> bool:
         """True if every item of every epoch has been committed or discarded."""
         ...
@@ -81,6 +85,8 @@ class ReplicatedLedger:
         self._rounds = pool.rounds(0, members)
         self._drawn = self._settled = 0
         self._own_pending = 0
+        self._base = 0  # number of the first row of _rounds, for tickets drawn before a resumption
+        self._deal = 0  # how often the epoch has been dealt anew
 
     @property
     def epoch(self) -> int:
@@ -95,12 +101,12 @@ class ReplicatedLedger:
     def draw(self) -> Ticket:
         """Take the next round's item in this learner's column."""
         if self.closed() or self._drawn == len(self._rounds):
-            return Ticket(self._epoch, DRY, 0, self._drawn - 1)
+            return Ticket(self._epoch, DRY, 0, self._base + self._drawn - 1, self._deal)
         index = int(self._rounds[self._drawn, self._column])
         self._drawn += 1
         frames = 0 if index == DRY else int(self._pool.frames[index])
         self._own_pending += frames
-        return Ticket(self._epoch, index, frames, self._drawn - 1)
+        return Ticket(self._epoch, index, frames, self._base + self._drawn - 1, self._deal)
 
     def settle(
         self,
@@ -113,7 +119,7 @@ class ReplicatedLedger:
         `alive` is who took part in the collective that completed this settlement. What others had
         drawn comes back to the pool, which is dealt anew among those who live.
         """
-        upto = self._drawn if tickets is None else 1 + max((t.round for t in tickets), default=-1)
+        upto = self._drawn if tickets is None else self._rows_upto(tickets)
         block = self._rounds[self._settled : upto]
         gone = [] if alive in (None, self.members) else self._columns_without(alive)
         returned = block if outcome == "return" else block[:, gone]
@@ -129,6 +135,12 @@ class ReplicatedLedger:
         if self._settled == len(self._rounds):
             self._open(self._epoch + 1)
 
+    def _rows_upto(self, tickets: tuple[Ticket, ...]) -> int:
+        """Rows up to the newest ticket; what was drawn before the items were dealt anew is void."""
+        now = (self._epoch, self._deal)
+        rows = [1 + t.round - self._base for t in tickets if (t.epoch, t.deal) == now]
+        return max(self._settled, min(self._drawn, max(rows, default=0)))
+
     def _columns_without(self, alive: tuple[int, ...] | None) -> list[int]:
         living = set(alive or ())
         return [column for column, member in enumerate(self.members) if member not in living]
@@ -141,16 +153,21 @@ class ReplicatedLedger:
         self.members = members
         self._column = members.index(self._rank)
         self._rounds = self._pool.deal(queue[queue != DRY], members)
-        self._drawn = self._settled = self._own_pending = 0
+        self._drawn = self._settled = self._own_pending = self._base = 0
+        self._deal += 1
 
     def _open(self, epoch: int) -> None:
         self._epoch = epoch
-        self._drawn = self._settled = self._own_pending = 0
+        self._drawn = self._settled = self._own_pending = self._base = self._deal = 0
         if epoch < self._pool.epochs:
             self._rounds = self._pool.rounds(epoch, self.members)
 
     def refresh(self) -> None:
         """Nothing to look up: the account is complete as it is."""
+
+    def dry(self) -> bool:
+        """True if every round of this epoch has been drawn."""
+        return self.closed() or self._drawn == len(self._rounds)
 
     def exhausted(self) -> bool:
         """True once the last epoch is closed; within an epoch a dry learner just waits."""
@@ -165,6 +182,8 @@ class ReplicatedLedger:
             "epoch": self._epoch,
             "unsettled": None if rest is None else [int(i) for i in rest if i != DRY],
             "rounds_ahead": self._drawn - self._settled,
+            "rounds_settled": self._base + self._settled,
+            "deal": self._deal,
             "committed_frames": self.committed_frames,
             "discarded_frames": self.discarded_frames,
         }
@@ -178,6 +197,7 @@ class ReplicatedLedger:
             queue = np.array(state["unsettled"], dtype=np.int64)
             self._rounds = self._pool.deal(queue, self.members)
             if same_learners:
+                self._base, self._deal = state["rounds_settled"], state["deal"]
                 self._drawn = state["rounds_ahead"]
                 self._own_pending = self._own_frames(0, self._drawn)
 
@@ -232,6 +252,7 @@ class SharedLedger:
         self._num_draws = pool.epochs * len(pool)
         self._shard = members.index(rank), len(members)
         self._lane = 0  # own draws, with fixed shards
+        self._claimed = 0  # returned items up to this number belong to somebody
         self._pending: dict[tuple[int, int], Ticket] = {}
         self._settled_for_others: set[tuple[int, int]] = set()
         self.committed_frames = 0
@@ -279,12 +300,14 @@ class SharedLedger:
         return epoch, int(order[order % size == column][place])
 
     def _next_returned(self) -> tuple[int, int] | None:
-        taken = self._counters.add("retaken", 1)
-        if taken > self._counters.add("returned", 0):
-            self._counters.add("retaken", -1)
-            return None
-        epoch, index = json.loads(self._counters.get(f"returned/{taken}"))
-        return epoch, index
+        """Claim the first returned item that nobody else has; whoever counts to 1 has it."""
+        for number in range(self._claimed + 1, self._counters.add("returned", 0) + 1):
+            self._claimed = number
+            if self._counters.add(f"claims/{number}", 1) == 1:
+                self._counters.add("retaken", 1)
+                epoch, index = json.loads(self._counters.get(f"returned/{number}"))
+                return epoch, index
+        return None
 
     def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None = None) -> None:
         """Settle tickets, one's own or another learner's that came with a message."""
@@ -321,6 +344,8 @@ class SharedLedger:
     def exhausted(self) -> bool:
         """True if nothing is left to draw, as last seen."""
         return not self._left
+
+    dry = exhausted
 
     def closed(self) -> bool:
         """True if every item is settled, as last seen."""
@@ -361,7 +386,8 @@ _COUNTERS = ("drawn", "settled", *_FRAMES.values())
 
 def save_counters(counters: Counters) -> dict[str, Any]:
     """Return the common part of the shared account; valid at a quiet point."""
-    waiting = range(counters.add("retaken", 0) + 1, counters.add("returned", 0) + 1)
+    numbers = range(1, counters.add("returned", 0) + 1)
+    waiting = [n for n in numbers if counters.add(f"claims/{n}", 0) == 0]
     return {
         **{key: counters.add(key, 0) for key in _COUNTERS},
         "returned": [json.loads(counters.get(f"returned/{n}")) for n in waiting],

@@ -35,6 +35,7 @@ class Ticket:
     index: int  # of the item in items("train")
     frames: int
     round: int = 0
+    deal: int = 0  # how often the epoch had been dealt anew
 
     @property
     def dry(self) -> bool:

@@ -128,6 +128,11 @@ class Synthetic(Task):
 
     # ------------------------------------------------------------------ the task
 
+    def prepare(self) -> None:
+        """Generate the data."""
+        for split in ("train", "dev"):
+            self.frames(split)
+
     def build_model(self) -> nn.Module:
         """Return the network of the `[model]` table."""
         return self.model.build(self.num_features * (2 * self.context + 1), self.num_classes)

@@ -3,7 +3,8 @@
 Most boundaries only ask the desk and go on. When something is due, all learners meet at a *quiet
 point*: each has finished and applied its minibatch, messages in flight are delivered, services are
 idle. Then the model is evaluated in slices, states are written, and everybody goes on. It is the
-one pause an asynchronous run has; its length is logged and left out of speed-ups.
+one pause an asynchronous run has; its length is logged. Evaluating and writing are left out of
+speed-ups; waiting for a slower learner is not.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Meeting:
     now: Callable[[], float]
     checkpoints: Checkpoints | None
     common_state: Callable[[], dict[str, Any]]  # shared ledger, clocks; saved once
+    inbox: Callable[[int], list[Any]]  # what has arrived at a rank and waits to be received
 
 
 async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
     """Go on, or meet the others, evaluate, save, and say whether to stop."""
     desk.ledger.refresh()
+    desk.check_progress()
     if not desk.due().quiet:
         return desk.verdict(go_on=True)
     if desk.forks:
@@ -50,11 +53,11 @@ async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
     await Quiet()
     began = meeting.now()
     await _agree(desk)
-    due = desk.due()
+    due = desk.due(agreed=True)
     model = await _model(desk, state)
     if due.evaluate:
         await _evaluate(desk, model, meeting, began)
-        due = desk.due()  # newbob may have decided to stop
+        due = desk.due(agreed=True)  # newbob may have decided to stop
     if due.checkpoint or due.finished:
         desk.checkpointed()
         if meeting.checkpoints is not None:
@@ -141,6 +144,7 @@ async def _save(
         "buffers": desk.worker_state.buffers,
         "desk": desk.state_dict(),
         "ledger": desk.ledger.state_dict(),
+        "inbox": meeting.inbox(desk.rank),
     }
     problem = _attempt(lambda: checkpoints.write_part(frames, desk.rank, part))
     buffers: dict[str, torch.Tensor] = {}
@@ -153,8 +157,10 @@ async def _save(
             "ranks": list(desk.alive),
             "learners": len(desk.alive),
             "frames": frames,
+            "committed_frames": desk.ledger.committed_frames,
             "epoch": desk.ledger.epoch,
             "finished": due.finished,
+            "ended_by_schedule": desk.schedule_state.stop,
             "time_s": meeting.now(),
             **meeting.common_state(),
         }

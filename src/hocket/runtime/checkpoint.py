@@ -79,10 +79,12 @@ class Checkpoints:
         staging, final = self._staging(frames), self.dir / f"{frames:012d}"
         _save_tensors(staging / "model.safetensors", model)
         _write(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
-        if final.exists():
-            shutil.rmtree(final)
+        replaced = self.dir / f".{frames:012d}.replaced"
+        if final.exists():  # resumed and stopped again before anything was learnt
+            os.replace(final, replaced)
         os.replace(staging, final)
         _sync_directory(self.dir)
+        shutil.rmtree(replaced, ignore_errors=True)
         for old in self.list()[: -self._keep]:
             shutil.rmtree(old)
         return final

@@ -99,7 +99,10 @@ class Death:
             (self.at_s is None) != (self.at_draw is None),
             f"the death of rank {self.rank} needs either at_s or at_draw",
         )
-        require((self.at_s or 0) >= 0 and (self.at_draw or 1) >= 1, "a death cannot be in the past")
+        require(
+            (self.at_s is None or self.at_s >= 0) and (self.at_draw is None or self.at_draw >= 1),
+            f"the death of rank {self.rank} needs at_s >= 0 or at_draw >= 1",
+        )
 
 
 @dataclass(frozen=True)

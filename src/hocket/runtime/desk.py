@@ -16,7 +16,7 @@ from typing import Any
 from hocket.data.ledger import ReplicatedLedger, SharedLedger
 from hocket.data.pool import Pool, Ticket
 from hocket.effects import Grad, Outcome, Progress, Scores, Verdict
-from hocket.errors import DivergedError
+from hocket.errors import ContractError, DivergedError
 from hocket.experiment import Experiment
 from hocket.numerics import stable_seed
 from hocket.optim.compensation import ramp
@@ -25,6 +25,7 @@ from hocket.worker import Tally, WorkerState
 
 GUARD_WINDOW = 0.02  # epochs, and at least so many items: one noisy minibatch must not stop a run
 GUARD_ITEMS = 20
+MAX_IDLE_BOUNDARIES = 10  # a strategy may hold a gradient or two over a boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,18 @@ class Due:
     def quiet(self) -> bool:
         """True if all learners must meet."""
         return self.evaluate or self.checkpoint or self.stop or self.finished or self.wait
+
+
+@dataclass
+class Books:
+    """Where a learner's time went, and what it did; kept over a resumption."""
+
+    compute_s: float = 0.0
+    communicate_s: float = 0.0  # waiting for others included; real processes only
+    bytes_sent: int = 0
+    frames: int = 0  # it has taken gradients on
+    draws: int = 0
+    since_s: float = 0.0  # training time of the run when these books were opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +88,14 @@ class Desk:
         self.report = report
         self.tick: Callable[[], None] = lambda: None  # called often; the runtime may show progress
         self.alive: tuple[int, ...] = tuple(range(options.learners))
-        self.forks = 0  # in flight
+        self.books = Books()
+        self.forks = 0  # of the main task, in flight
         self.stop_wanted = False  # by this learner's own signals
         self.stop_agreed = False  # by all
         self.aside_s = 0.0  # spent evaluating and checkpointing
         self.scores: Scores | None = None
         self.schedule_state = ScheduleState()
+        self._idle_boundaries = 0
         self.own_tally = Tally()  # since the last collective
         self._target = experiment.lr_factor()
         self._window = Tally()  # of the guard
@@ -117,15 +132,19 @@ class Desk:
 
     def drew(self, grad: Grad) -> None:
         """Count a gradient this learner has taken."""
+        self.books.frames += grad.frames
         self.own_tally.add(grad.loss_sum, grad.frames, grad.correct)
+        if not self.experiment.strategy.synchronous:
+            self.count(self.own_tally.take())
 
     def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
-        """Enter a settlement, and if this desk counts alone, its own tally."""
+        """Enter a settlement, and if there is nobody to share it with, the own tally."""
+        self._idle_boundaries = 0
         if isinstance(self.ledger, ReplicatedLedger):
             self.ledger.settle(outcome, tickets, self.alive)
         else:
             self.ledger.settle(outcome, tickets)
-        if len(self.alive) == 1 or not self.experiment.strategy.synchronous:
+        if len(self.alive) == 1 and self.experiment.strategy.synchronous:
             self.count(self.own_tally.take())
 
     def took_part(self, note: Note) -> None:
@@ -154,13 +173,14 @@ class Desk:
         self._window = Tally()
         if self._reference is None and math.isfinite(loss):
             self._reference = loss
-        limit = self.experiment.options.guard_factor * (self._reference or math.inf)
-        if math.isfinite(loss) and loss <= max(limit, 0.0):
+        reference = self._reference if self._reference is not None else math.inf
+        limit = self.experiment.options.guard_factor * reference if reference > 0 else math.inf
+        if math.isfinite(loss) and loss <= limit:
             return
         options = self.experiment.optimizer
         raise DivergedError(
             f"rank {self.rank}: the training loss is {loss:.4g} per frame after {self.frames} "
-            f"frames, from {self._reference or math.nan:.4g} at the start. The local rate is "
+            f"frames, from {reference:.4g} at the start. The local rate is "
             f"{self.rate():.4g} (optimizer.lr = {options.lr:g}, times the schedule, times a "
             f"compensation of up to {self._target:g} for {self.experiment.options.learners} "
             "learners). Lower optimizer.lr, set schedule.lr_compensation to 'sqrt', add "
@@ -192,11 +212,21 @@ class Desk:
 
     # ------------------------------------------------------------------ boundaries
 
-    def due(self) -> Due:
-        """Return what this boundary has to do."""
+    def check_progress(self) -> None:
+        """Catch a strategy that draws everything and never says what became of it."""
+        self._idle_boundaries = self._idle_boundaries + 1 if self.ledger.dry() else 0
+        if self._idle_boundaries > MAX_IDLE_BOUNDARIES and not self.ledger.closed():
+            raise ContractError(
+                f"rank {self.rank}: everything has been drawn, but nothing was settled over "
+                f"{MAX_IDLE_BOUNDARIES} boundaries: the strategy "
+                f"{self.experiment.strategy.name!r} must `await me.commit()` at its commit point"
+            )
+
+    def due(self, *, agreed: bool = False) -> Due:
+        """Return what this boundary has to do; once all have agreed, nobody's own wish counts."""
         finished = self.ledger.closed() or self.schedule_state.stop
         stop = self.stop_agreed
-        if len(self.alive) == 1 or not self.experiment.strategy.synchronous:
+        if not agreed and (len(self.alive) == 1 or not self.experiment.strategy.synchronous):
             stop = stop or self.stop_wanted
         return Due(
             evaluate=self.frames >= self._next_evaluation or finished,
@@ -233,6 +263,7 @@ class Desk:
             "own_tally": asdict(self.own_tally),
             "rng": self.rng.getstate(),
             "aside_s": self.aside_s,
+            "books": asdict(self.books),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,9 +275,16 @@ class Desk:
         self.own_tally = Tally(**state["own_tally"])
         self.rng.setstate(state["rng"])
         self.aside_s = state["aside_s"]
+        self.books = Books(**state["books"])
         self._next_evaluation = _next(self.frames, self._evaluate_every)
         self._next_checkpoint = _next(self.frames, self._checkpoint_every)
         self._next_log = _next(self.frames, self._log_every)
+
+    def begin_anew(self, time_s: float) -> None:
+        """Shed what belonged to the learner whose part was taken over."""
+        options = self.experiment.options
+        self.own_tally, self.books = Tally(), Books(since_s=time_s - self.aside_s)
+        self.rng.seed(stable_seed(options.seed, "learner", self.rank, self.frames))
 
 
 def _next(frames: int, every: int) -> int:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -34,6 +35,8 @@ from hocket.runtime.transport import Store
 HOST = "127.0.0.1"
 PATIENCE_S = 5.0  # between asking a process to end and ending it
 _POLL_S = 0.2
+# What a learner says that only noticed another's failure.
+_NOTICED = {"LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
 
 
 @dataclass
@@ -91,6 +94,10 @@ class Launcher:
             ) from error
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hocket.runtime.learner_process"])
+        with _signals_held_back():
+            self._start_all(context, port)
+
+    def _start_all(self, context: ForkServerContext, port: int) -> None:
         for rank in range(self.experiment.options.learners):
             ours, theirs = context.Pipe()
             orders = learner_process.Orders(
@@ -119,13 +126,16 @@ class Launcher:
                 raise self._cause(failed)
 
     def _hear(self, child: Child) -> None:
+        if not self._receive(child):
+            child.process.join(PATIENCE_S)
+            raise self._died(child)
+
+    def _receive(self, child: Child) -> bool:
+        """Take in one thing a learner says; False if it will say no more."""
         try:
             kind, body = child.pipe.recv()
         except (EOFError, OSError):
-            child.process.join(PATIENCE_S)
-            what = child.ended_by()
-            child.failure = ("LearnerFailedError", "", "", "")
-            raise self._died(child, what) from None
+            return False
         if kind == "event":
             self.report(body)
         elif kind == "done":
@@ -134,6 +144,7 @@ class Launcher:
             child.failure = body
         elif kind == "status":
             child.status = body
+        return True
 
     def _interrupted(self, count: int) -> None:
         if count > 1:
@@ -158,46 +169,38 @@ class Launcher:
         kind = getattr(errors, name, None)
         others = self._whereabouts(first)
         if isinstance(kind, type) and issubclass(kind, HocketError):
-            return kind(message + (others if "waited" in message else ""))
+            return kind(message + (others if name in _NOTICED else ""))
         return LearnerFailedError(
             f"rank {first.rank} failed while it {doing}: {name}: {message}{others}\n"
             f"--- rank {first.rank}'s traceback ---\n{trace}"
         )
 
     def _first_cause(self, failed: Child) -> Child:
-        """Prefer a learner that failed by itself to one that merely lost its connection to it."""
+        """Prefer a learner that failed by itself to those that merely noticed."""
         self._listen_on(0.5)
         for child in self.children:
             if child.process.exitcode not in (None, 0) and child.failure is None:
-                raise self._died(child, child.ended_by())
-        own = [
-            c for c in self.children if c.failure and c.failure[0] != LearnerFailedError.__name__
-        ]
+                raise self._died(child)
+        own = [c for c in self.children if c.failure and c.failure[0] not in _NOTICED]
         return next(iter(own), failed)
 
     def _listen_on(self, seconds: float) -> None:
         """Hear what others have to say within a short time; their ends are no news now."""
         until = time.monotonic() + seconds
-        open_pipes = {c.pipe: c for c in self.children if c.summary is None and c.failure is None}
-        while open_pipes and (left := until - time.monotonic()) > 0:
-            for pipe in wait(list(open_pipes), timeout=left):
-                child = open_pipes[pipe]  # type: ignore[index]
-                try:
-                    self._hear(child)
-                except LearnerFailedError:
-                    child.failure = None
-                    del open_pipes[pipe]  # type: ignore[arg-type]
-                    continue
-                if child.failure is not None:
-                    del open_pipes[pipe]  # type: ignore[arg-type]
+        talking = {c.pipe: c for c in self.children if c.summary is None and c.failure is None}
+        while talking and (left := until - time.monotonic()) > 0:
+            for pipe in wait(list(talking), timeout=left):
+                child = talking[pipe]  # type: ignore[index]
+                if not self._receive(child) or child.failure is not None:
+                    del talking[pipe]  # type: ignore[arg-type]
 
-    def _died(self, child: Child, what: str) -> LearnerFailedError:
+    def _died(self, child: Child) -> LearnerFailedError:
         where = f"; its run directory is {self.run_dir}" if self.run_dir else ""
         return LearnerFailedError(
-            f"rank {child.rank} (process {child.process.pid}) {what} before its work was done, so "
-            f"the run was stopped{self._whereabouts(child)}\nIf the system ran out of memory, use "
-            "fewer learners or a smaller model; then continue from the last checkpoint with "
-            f"--resume{where}"
+            f"rank {child.rank} (process {child.process.pid}) {child.ended_by()} before its work "
+            f"was done, so the run was stopped{self._whereabouts(child)}\nIf the system ran out of "
+            "memory, use fewer learners or a smaller model; then continue from the last checkpoint "
+            f"with --resume{where}"
         )
 
     def _whereabouts(self, but: Child) -> str:
@@ -215,15 +218,9 @@ class Launcher:
     # ------------------------------------------------------------------ ending
 
     def _end_all(self) -> None:
-        """End every process this launcher started, by its own handle."""
-        finished = all(c.summary is not None for c in self.children)
+        """End every process this launcher started: a closed pipe, then by its own handle."""
         for child in self.children:
-            if child.process.pid is None:
-                continue
-            if finished:
-                child.process.join(PATIENCE_S)
-            if child.process.is_alive():
-                child.process.terminate()
+            child.pipe.close()
         for child in self.children:
             if child.process.pid is None:
                 continue
@@ -231,7 +228,6 @@ class Launcher:
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join(PATIENCE_S)
-            child.pipe.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -249,3 +245,18 @@ class Launcher:
         finally:
             for s, handler in before.items():
                 signal.signal(s, handler)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait while processes are being started.
+
+    The fork server and the learners inherit the mask: a signal to the whole process group must not
+    end them while the launcher is about to ask them for a checkpoint.
+    """
+    held = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

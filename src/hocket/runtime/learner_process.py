@@ -76,7 +76,8 @@ class Control:
 
 def main(orders: Orders, pipe: Connection) -> None:
     """Run one learner; every way out tells the launcher first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher's to handle; it closes our pipe
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(orders.experiment.options.threads)
     control = Control(pipe)
     code = 0

@@ -44,6 +44,7 @@ class Mailbox:
         token: bytes,
         arrived: Callable[[Message], None],
         lost: Callable[[int], None],
+        failed: Callable[[Exception], None],
         timeout_s: float,
     ) -> None:
         self._store = store
@@ -51,6 +52,7 @@ class Mailbox:
         self._token = token
         self._arrived = arrived
         self._lost = lost
+        self._failed = failed
         self._timeout_s = timeout_s
         self._outgoing: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
@@ -87,6 +89,13 @@ class Mailbox:
         return connection
 
     def _read_all(self) -> None:
+        try:
+            self._read_until_closed()
+        except Exception as error:  # else the receiver would wait in vain
+            if not self._closed:
+                self._failed(error)
+
+    def _read_until_closed(self) -> None:
         while not self._closed:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:

@@ -18,11 +18,15 @@ from hocket.data.pool import Ticket
 from hocket.errors import ContractError
 
 _DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)}
-_DTYPES |= {str(d): d for d in (torch.bool, torch.float16, torch.int16, torch.int8)}
+_DTYPES |= {str(d): d for d in (torch.bool, torch.float16, torch.bfloat16)}
+_DTYPES |= {str(d): d for d in (torch.int16, torch.int8)}
 
 
-def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Split a tree into a JSON-able skeleton and its tensors."""
+def flatten(tree: Any, *, dataclasses: bool = True) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a tree into a JSON-able skeleton and its tensors.
+
+    Messages are read without a template, so they may hold no dataclasses but tickets.
+    """
     tensors: dict[str, torch.Tensor] = {}
 
     def walk(node: Any, path: str) -> Any:
@@ -38,12 +42,13 @@ def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
             return walked if isinstance(node, list) else {"$tuple": walked}
         if isinstance(node, dict):
             return {"$dict": [[k, walk(v, f"{path}.{k}")] for k, v in node.items()]}
-        if is_dataclass(node) and not isinstance(node, type):
+        if dataclasses and is_dataclass(node) and not isinstance(node, type):
             children = {f.name: getattr(node, f.name) for f in fields(node)}
             return {"$fields": {k: walk(v, f"{path}.{k}") for k, v in children.items()}}
         raise ContractError(
-            f"cannot pack {type(node).__name__} at {path!r}: use tensors, numbers, strings, lists, "
-            "tuples, dicts or dataclasses of them"
+            f"cannot pack {type(node).__name__} at {path!r}: use tensors, numbers, strings and "
+            f"tickets, and lists, tuples, {'dicts or dataclasses' if dataclasses else 'or dicts'} "
+            "of them"
         )
 
     return walk(tree, "x"), tensors
@@ -82,14 +87,14 @@ def _child(template: Any, key: Any) -> Any:
 
 
 def num_bytes(tree: Any) -> int:
-    """What a tree weighs on the wire: its tensors, and a little for the rest."""
-    skeleton, tensors = flatten(tree)
+    """What a message weighs on the wire: its tensors, and a little for the rest."""
+    skeleton, tensors = flatten(tree, dataclasses=False)
     return len(json.dumps(skeleton)) + sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def to_bytes(tree: Any) -> bytes:
     """Encode a tree for the wire."""
-    skeleton, tensors = flatten(tree)
+    skeleton, tensors = flatten(tree, dataclasses=False)
     metas = [[k, str(t.dtype), list(t.shape)] for k, t in tensors.items()]
     head = json.dumps([skeleton, metas]).encode()
     body = [t.contiguous().view(-1).view(torch.uint8).numpy().data for t in tensors.values()]

@@ -55,7 +55,7 @@ from hocket.runtime.packing import from_bytes, to_bytes
 from hocket.runtime.restore import restore, restore_counters
 from hocket.runtime.trace import Trace
 from hocket.runtime.trampoline import Deliver, Task, Trampoline
-from hocket.runtime.transport import Group, Store, own_address
+from hocket.runtime.transport import Group, Store, is_backend_error, own_address
 from hocket.worker import Tally, Worker
 
 PROGRESS_EVERY_S = 0.5  # to the user's eyes only; nothing depends on it
@@ -69,18 +69,6 @@ _KINDS: tuple[type[Effect[Any]], ...] = (
     Gather,
     Quiet,
 )
-
-
-@dataclass
-class Books:
-    """Where a learner's time went, and what it sent."""
-
-    compute_s: float = 0.0
-    communicate_s: float = 0.0  # waiting for others included
-    bytes_sent: int = 0
-    frames: int = 0
-    messages_sent: int = 0
-    messages_arrived: int = 0
 
 
 @dataclass(eq=False)
@@ -110,7 +98,7 @@ class ProcessRuntime(Trampoline):
         options = experiment.options
         self.rank = rank
         self.size = options.learners
-        self.books = Books()
+        self._sent = self._arrived = 0  # messages
         self.trace = Trace(keep=options.trace)
         self.main: Task | None = None
         self.issued = 0  # collectives of all learners
@@ -139,8 +127,11 @@ class ProcessRuntime(Trampoline):
         self._communicating = ThreadPoolExecutor(1, "collective")
         self._pool = experiment.pool()
         self._worker = Worker(experiment.task, self._pool, options.seed)
-        self._meeting = Meeting(self._worker.layout, self._now, checkpoints, self._common_state)
+        self._meeting = Meeting(
+            self._worker.layout, self._now, checkpoints, self._common_state, self._unread
+        )
         self._open(saved)
+        self._began = time.monotonic()  # meeting the others and making data are not training
 
     def _open(self, saved: Saved | None) -> None:
         """Meet the others, agree on the first model, and put everything in its place."""
@@ -172,7 +163,9 @@ class ProcessRuntime(Trampoline):
         self._desk.tick = self._show_progress
         self.state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
         if saved is not None:
-            self.state = restore(self._desk, self.state, saved, self._worker.layout)
+            self.state, unread = restore(self._desk, self.state, saved, self._worker.layout)
+            for message in unread:
+                self._inbox[message.tag].append(message)
 
     @property
     def _world(self) -> Group:
@@ -201,6 +194,7 @@ class ProcessRuntime(Trampoline):
         return self._groups[members]
 
     def _open_mailbox(self) -> None:
+        self.concurrent = True  # messages come in at any time: the loop must stay free
         token = bytes.fromhex(self._store.get("token"))
         self._mailbox = Mailbox(
             self._store,
@@ -209,6 +203,7 @@ class ProcessRuntime(Trampoline):
             token,
             arrived=lambda m: self._completions.put((self._arrive, m, None)),
             lost=lambda r: self._completions.put((self._peer_lost, r, None)),
+            failed=lambda e: self._completions.put((self._mailbox_failed, None, e)),
             timeout_s=self._timeout_s,
         )
 
@@ -397,16 +392,16 @@ class ProcessRuntime(Trampoline):
             try:
                 return job()
             except RuntimeError as error:
+                if not is_backend_error(error):
+                    raise
                 raise self._explain(what, error, time.monotonic() - began) from error
             finally:
-                self.books.communicate_s += time.monotonic() - began
+                self._desk.books.communicate_s += time.monotonic() - began
                 self._span(what.split(" (")[0], began)
 
         self._do(self._communicating, guarded, lambda value: value, deliver)
 
     def _explain(self, what: str, error: RuntimeError, waited_s: float) -> HocketError:
-        if isinstance(error, HocketError):
-            return error
         if "imed out" in str(error) or waited_s >= self._timeout_s:
             return self._timed_out(what, waited_s)
         return LearnerFailedError(
@@ -441,7 +436,7 @@ class ProcessRuntime(Trampoline):
         def compute() -> Grad:
             began = time.monotonic()
             grad = self._worker.gradient(params, ticket, self._desk.worker_state)
-            self.books.compute_s += time.monotonic() - began
+            self._desk.books.compute_s += time.monotonic() - began
             offset = self._earlier_s - self._began
             place = f"{ticket.epoch}/{ticket.index}"
             end = time.monotonic() + offset
@@ -449,7 +444,6 @@ class ProcessRuntime(Trampoline):
             return grad
 
         def finish(grad: Grad) -> Grad:
-            self.books.frames += grad.frames
             self._desk.drew(grad)
             return grad
 
@@ -496,6 +490,12 @@ class ProcessRuntime(Trampoline):
             note = Note(self._desk.alive, together, any(r[6] for r in rows))
         return [r[2] for r in rows], note
 
+    def _reduced_bytes(self, num_bytes: int, size: int) -> int:
+        """What a learner sends: everybody's vector goes to everybody, or around a ring twice."""
+        if self._experiment.options.deterministic:
+            return num_bytes * (size - 1)
+        return 2 * num_bytes * (size - 1) // size
+
     def _take_riding(self, everyone: bool) -> Tally | None:
         if everyone and self._experiment.strategy.synchronous:
             return self._desk.own_tally.take()
@@ -513,7 +513,7 @@ class ProcessRuntime(Trampoline):
             contributors = sum(w > 0 for w in weights) or len(weights)
             return Mean(value, contributors, float(sum(weights))), note
 
-        self.books.bytes_sent += _ring_bytes(effect.x.numel() * 4, group.size)
+        self._desk.books.bytes_sent += self._reduced_bytes(effect.x.numel() * 4, group.size)
         self._communicate("allreduce", job, self._noting(deliver))
 
     def _then_reduce(self, effect: MeanGradient, deliver: Deliver) -> Deliver:
@@ -537,7 +537,7 @@ class ProcessRuntime(Trampoline):
                 return Grad(vector, frames, tally.loss_sum, tally.correct, grad.tickets), note
 
             coded = effect.codec.coded_bytes(grad.vector.numel())
-            self.books.bytes_sent += _ring_bytes(coded, self.size)
+            self._desk.books.bytes_sent += self._reduced_bytes(coded, self.size)
             self._communicate("mean_gradient", job, self._noting(deliver))
 
         return reduce
@@ -569,7 +569,7 @@ class ProcessRuntime(Trampoline):
             self._exchange_notes(group, Broadcast, effect.x.numel(), 0.0, None)
             return group.broadcast(effect.x, root)
 
-        self.books.bytes_sent += _ring_bytes(effect.x.numel() * 4, group.size) // 2
+        self._desk.books.bytes_sent += effect.x.numel() * 4 * (group.size - 1) // group.size
         self._communicate("broadcast", job, deliver)
 
     def _all_to_all(self, effect: AllToAll, deliver: Deliver) -> None:
@@ -580,7 +580,7 @@ class ProcessRuntime(Trampoline):
             self._exchange_notes(group, AllToAll, size, 0.0, None)
             return group.all_to_all(effect.stripes)
 
-        self.books.bytes_sent += sum(s.numel() * s.element_size() for s in effect.stripes)
+        self._desk.books.bytes_sent += sum(s.numel() * s.element_size() for s in effect.stripes)
         self._communicate("all_to_all", job, deliver)
 
     def _evaluate(self, effect: Evaluate, deliver: Deliver) -> None:
@@ -619,7 +619,7 @@ class ProcessRuntime(Trampoline):
         self._communicate("a quiet point", self._barrier, lambda v, e: self._look(deliver, e, None))
 
     def _quiet_alone(self, deliver: Deliver) -> None:
-        if self.books.messages_sent == self.books.messages_arrived and self._idle():
+        if self._sent == self._arrived and self._idle():
             deliver(None, None)
         else:  # after what is already waiting in the queue
             self._completions.put((lambda v, e: self._quiet_alone(deliver), None, None))
@@ -634,8 +634,7 @@ class ProcessRuntime(Trampoline):
         if error is not None:
             deliver(None, error)
             return
-        books = self.books
-        mine = [float(books.messages_sent), float(books.messages_arrived), float(self._idle())]
+        mine = [float(self._sent), float(self._arrived), float(self._idle())]
 
         def job() -> list[list[float]]:
             time.sleep(QUIET_POLL_S)
@@ -658,13 +657,15 @@ class ProcessRuntime(Trampoline):
             0 <= effect.to < self.size,
             f"rank {self.rank} sends to rank {effect.to}, which does not exist",
         )
-        self.books.messages_sent += 1
+        self._sent += 1
         if effect.to == self.rank:
             data = to_bytes(effect.payload)
             message = Message(self.rank, effect.tag, from_bytes(data))
             self._completions.put((self._arrive, message, None))
         else:
-            self.books.bytes_sent += self._post_office.send(effect.to, effect.tag, effect.payload)
+            self._desk.books.bytes_sent += self._post_office.send(
+                effect.to, effect.tag, effect.payload
+            )
         deliver(None, None)
 
     @property
@@ -677,13 +678,16 @@ class ProcessRuntime(Trampoline):
         return self._mailbox
 
     def _arrive(self, message: Message, error: BaseException | None) -> None:
-        self.books.messages_arrived += 1
+        self._arrived += 1
         for waiting in self._waiting:
             if _matches(waiting.recv, message):
                 self._waiting.remove(waiting)
                 waiting.deliver(message, None)
                 return
         self._inbox[message.tag].append(message)
+
+    def _unread(self, rank: int) -> list[Any]:
+        return [(m.source, m.tag, m.payload) for box in self._inbox.values() for m in box]
 
     def _recv(self, effect: Recv, deliver: Deliver, *, limited: bool) -> None:
         inbox = self._inbox[effect.tag]
@@ -704,6 +708,9 @@ class ProcessRuntime(Trampoline):
             if waiting.recv.source == rank:
                 self._waiting.remove(waiting)
                 waiting.deliver(None, self._lost(waiting.recv))
+
+    def _mailbox_failed(self, value: Any, error: BaseException | None) -> None:
+        self._failure = self._failure or error
 
     def _lost(self, effect: Recv) -> PeerLostError:
         return PeerLostError(
@@ -728,15 +735,12 @@ class ProcessRuntime(Trampoline):
 
     def summary(self) -> dict[str, Any]:
         """Return this learner's part of the run's summary."""
-        desk, books = self._desk, self.books
+        desk = self._desk
         return {
             "rank": self.rank,
             "time_s": self._now(),
             "aside_s": desk.aside_s,
-            "compute_s": books.compute_s,
-            "communicate_s": books.communicate_s,
-            "bytes_sent": books.bytes_sent,
-            "frames": books.frames,
+            "books": desk.books,
             "committed_frames": desk.ledger.committed_frames,
             "discarded_frames": desk.ledger.discarded_frames,
             "epoch": desk.ledger.epoch,
@@ -749,7 +753,3 @@ class ProcessRuntime(Trampoline):
 
 def _matches(recv: Recv, message: Message) -> bool:
     return recv.tag == message.tag and recv.source in (ANYONE, message.source)
-
-
-def _ring_bytes(num_bytes: int, size: int) -> int:
-    return 2 * num_bytes * (size - 1) // size

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hocket.data.ledger import Counters, ReplicatedLedger, load_counters
+from hocket.effects import Message
 from hocket.errors import CheckpointError
 from hocket.flat import Flat, Layout
 from hocket.runtime.checkpoint import Saved
@@ -15,12 +16,12 @@ from hocket.strategy import State
 from hocket.worker import WorkerState
 
 
-def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> State:
-    """Return the state of `desk`'s learner, and put the desk itself back.
+def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> tuple[State, list[Message]]:
+    """Return the state of `desk`'s learner and its unread messages, and put the desk itself back.
 
     With the same learners every rank goes on from its own part. With another number of learners
     everybody starts from the saved model, and private state comes from old rank (rank mod P_old);
-    what had been drawn and not settled is dealt out anew.
+    what had been drawn and not settled is dealt out anew, and unread messages are dropped.
     """
     same = saved.ranks == list(desk.alive)
     template = {"state": fresh}
@@ -30,11 +31,10 @@ def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> State:
     desk.load_state_dict(part["desk"])
     desk.worker_state = WorkerState(dict(part["buffers"]))
     if same:
-        state: State = part["state"]
-        return state
-    desk.own_tally.take()
+        return part["state"], [Message(*one) for one in part["inbox"]]
+    desk.begin_anew(saved.run["time_s"])
     old = [saved.part(rank, template)["state"] for rank in saved.ranks]
-    return desk.experiment.strategy.adopt(old, _flat_model(saved, layout), desk.rank)
+    return desk.experiment.strategy.adopt(old, _flat_model(saved, layout), desk.rank), []
 
 
 def _restore_ledger(desk: Desk, state: dict[str, Any], *, same: bool) -> None:

@@ -33,13 +33,14 @@ FREE_ON_RESUME = {
 
 
 def create(path: Path, record: dict[str, Any]) -> None:
-    """Make a new run directory; an existing run is never overwritten."""
-    if (path / "config.json").exists():
+    """Make a new run directory; a run that has got anywhere is never overwritten."""
+    if Checkpoints(path, 1).list():
         raise ConfigError(
             f"{path} already holds a run: continue it with --resume, or choose another --out"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
+        rewind(path, -1)  # of an attempt that died before its first checkpoint
         _write_json(path / "config.json", record)
     except OSError as error:
         raise ConfigError(
@@ -50,23 +51,52 @@ def create(path: Path, record: dict[str, Any]) -> None:
 def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
     """Open a run to go on with it, and refuse what would make it another run."""
     before = saved_config(path)
+    if ("cluster" in before) != ("cluster" in record):
+        worlds = ("`hocket simulate`", "`hocket train`")
+        began, now = worlds if "cluster" in before else worlds[::-1]
+        raise ConfigError(f"the run in {path} was begun by {began}; {now} cannot continue it")
     for key, old, new in _differences(before, record):
         if key not in FREE_ON_RESUME and not key.startswith(("versions.", "cluster", "facts")):
             raise ConfigError(
                 f"{key} is {new!r} but the run in {path} was begun with {old!r}: a resumed run "
                 f"keeps its configuration (only {', '.join(sorted(FREE_ON_RESUME))} may change)"
             )
-    for stale in (path / "checkpoints").glob(".*.partial"):
-        shutil.rmtree(stale)
+    _clear_up(path / "checkpoints")
     saved = Checkpoints(path, keep).latest()
-    if saved.run["finished"] and record["schedule"]["epochs"] <= before["schedule"]["epochs"]:
-        raise ConfigError(
-            f"the run in {path} is finished; to train on, raise schedule.epochs above "
-            f"{before['schedule']['epochs']}"
-        )
-    rewind(path, saved.run["frames"])
+    _check_epochs(path, saved.run, record["schedule"]["epochs"])
+    rewind(path, saved.run["committed_frames"])
     _write_json(path / "config.json", record)
     return saved
+
+
+def _clear_up(checkpoints: Path) -> None:
+    """Remove what an interrupted checkpoint left behind; put back what it was about to replace."""
+    for replaced in checkpoints.glob(".*.replaced"):
+        final = checkpoints / replaced.name.removeprefix(".").removesuffix(".replaced")
+        if final.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.replace(replaced, final)
+    for stale in checkpoints.glob(".*.partial"):
+        shutil.rmtree(stale)
+
+
+def _check_epochs(path: Path, run: dict[str, Any], epochs: int) -> None:
+    if run["ended_by_schedule"]:
+        raise ConfigError(
+            f"the run in {path} was ended by its schedule (the dev loss no longer improved); "
+            "there is nothing to resume"
+        )
+    if run["finished"] and epochs <= run["epoch"]:
+        raise ConfigError(
+            f"the run in {path} is finished; to train on, raise schedule.epochs above "
+            f"{run['epoch']}"
+        )
+    if epochs < run["epoch"] + (not run["finished"]):
+        raise ConfigError(
+            f"schedule.epochs is {epochs}, but the run in {path} is in epoch {run['epoch'] + 1} "
+            "already"
+        )
 
 
 def saved_config(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,14 +34,21 @@ from hocket.effects import (
     Recv,
     Send,
 )
-from hocket.errors import ContractError, DeadlockError, DivergedError, PeerLostError, require
+from hocket.errors import (
+    ContractError,
+    DeadlockError,
+    DivergedError,
+    PeerLostError,
+    WaitTimeoutError,
+    require,
+)
 from hocket.experiment import Experiment
 from hocket.learner import Learner
 from hocket.numerics import shares, weighted_sum
 from hocket.runtime import collectives
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
-from hocket.runtime.cost import EVALUATION_SPEED, Cluster, CostModel
+from hocket.runtime.cost import EVALUATION_SPEED, Cluster, CostModel, Death
 from hocket.runtime.desk import Desk, Note
 from hocket.runtime.internal import Gather, Quiet
 from hocket.runtime.packing import flatten, num_bytes
@@ -83,10 +91,6 @@ class SimLearner:
     services: list[Task] = field(default_factory=list)
     main: Task | None = None
     returned: bool = False
-    compute_s: float = 0.0
-    bytes_sent: int = 0
-    draws: int = 0
-    frames: int = 0
     collectives: dict[tuple[int, ...] | None, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -126,7 +130,7 @@ class Simulator(Trampoline):
         self._counters = LocalCounters()
         self._report = report
         self._meeting = Meeting(
-            self._worker.layout, lambda: self.now, checkpoints, self._common_state
+            self._worker.layout, lambda: self.now, checkpoints, self._common_state, self._unread
         )
         if saved is not None and not experiment.strategy.synchronous:
             restore_counters(self._counters, saved, self.alive)
@@ -135,10 +139,8 @@ class Simulator(Trampoline):
             self.now = saved.run["time_s"]
             if saved.ranks == list(self.alive) and "cost" in saved.run:
                 self._cost.load_state_dict(saved.run["cost"])
-        self._deaths_at_draw = {d.rank: d.at_draw for d in cluster.deaths if d.at_draw}
-        for death in cluster.deaths:
-            if death.at_s is not None:
-                self._at(death.at_s, lambda rank=death.rank: self._die(rank))  # type: ignore[misc]
+        self._deaths_at_draw: dict[int, int] = {}
+        self._plan_deaths(cluster.deaths, saved)
 
     def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
         strategy, everyone = self._experiment.strategy, self.alive
@@ -152,8 +154,26 @@ class Simulator(Trampoline):
         )
         state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
         if saved is not None:
-            state = restore(desk, state, saved, self._worker.layout)
+            state, unread = restore(desk, state, saved, self._worker.layout)
+            learner = SimLearner(desk, state)
+            for message in unread:
+                learner.inbox[message.tag].append(message)
+            return learner
         return SimLearner(desk, state)
+
+    def _unread(self, rank: int) -> list[Any]:
+        inbox = self.learners[rank].inbox
+        return [(m.source, m.tag, m.payload) for messages in inbox.values() for m in messages]
+
+    def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
+        """Schedule what is to go wrong; what had gone wrong before a resumption is past."""
+        for death in deaths:
+            if saved is not None and death.rank not in saved.ranks:
+                continue
+            if death.at_draw is not None:
+                self._deaths_at_draw[death.rank] = death.at_draw
+            elif death.at_s is not None and death.at_s >= self.now:
+                self._at(death.at_s, partial(self._die, death.rank))
 
     # ------------------------------------------------------------------ running
 
@@ -297,18 +317,21 @@ class Simulator(Trampoline):
             grad.tickets = (ticket,)
             deliver(grad, None)
             return
-        learner.draws += 1
-        if self._deaths_at_draw.get(rank) == learner.draws:
+        books = learner.desk.books
+        books.draws += 1
+        if self._deaths_at_draw.get(rank) == books.draws:
             self._die(rank)
             return
         grad = self._worker.gradient(params, ticket, learner.desk.worker_state)
         start, end = self._cost.compute(rank, self.now, grad.frames)
-        learner.compute_s += end - start
+        books.compute_s += end - start
         self.trace.note(rank, "compute", start, end, f"{ticket.epoch}/{ticket.index}")
 
         def finished(value: Any, error: BaseException | None) -> None:
-            learner.frames += grad.frames
-            learner.desk.drew(grad)
+            try:
+                learner.desk.drew(grad)
+            except DivergedError as failure:
+                value, error = None, failure
             deliver(value, error)
 
         self._deliver_at(end, rank, finished, grad)
@@ -402,7 +425,7 @@ class Simulator(Trampoline):
             tally = collectives.total([p.tally for p in posts])
             note = Note(members, tally, any(p.stop for p in posts))
         for rank, post, answer in zip(members, posts, answers, strict=True):
-            self.learners[rank].bytes_sent += sent
+            self.desk(rank).books.bytes_sent += sent
             if size_bytes:
                 self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
             self._deliver_at(end, rank, self._with_note(rank, note, post.deliver), answer)
@@ -481,7 +504,7 @@ class Simulator(Trampoline):
         message = Message(rank, effect.tag, effect.payload)
         size = num_bytes(effect.payload)
         arrival = self._cost.transfer(rank, effect.to, self.now, size)
-        self.learners[rank].bytes_sent += size
+        self.desk(rank).books.bytes_sent += size
         self.trace.note(rank, "send", self.now, arrival, f"{effect.to}/{effect.tag}")
         versions = [(t, t._version) for t in flatten(effect.payload)[1].values()]
         self.messages_in_flight += 1
@@ -528,7 +551,11 @@ class Simulator(Trampoline):
         waiting = self.learners[rank].waiting
         if entry in waiting and rank in self._living:
             waiting.remove(entry)
-            entry[1](None, TimeoutError(f"rank {rank}: {entry[0].describe()} timed out"))
+            limit = entry[0].timeout_s
+            entry[1](
+                None,
+                WaitTimeoutError(f"rank {rank} waited {limit} s for {entry[0].describe()}"),
+            )
 
     # ------------------------------------------------------------------ faults
 
@@ -574,10 +601,6 @@ class Simulator(Trampoline):
         if not self._experiment.strategy.synchronous:
             state["counters"] = save_counters(self._counters)
         return state
-
-    def utilisation(self) -> list[float]:
-        """Return the share of its time that each learner spent computing gradients."""
-        return [learner.compute_s / self.now if self.now else 0.0 for learner in self.learners]
 
 
 def _lost(rank: int, effect: Recv) -> PeerLostError:

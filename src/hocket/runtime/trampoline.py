@@ -109,11 +109,11 @@ class Trampoline(ABC):
 
     def _fork(self, task: Task, effect: Fork) -> Handle[Any]:
         handle: Handle[Any] = Handle(effect.effect)
-        desk = self.desk(task.rank)
-        desk.forks += 1
+        desk, counted = self.desk(task.rank), int(task.name == "main")
+        desk.forks += counted
 
         def deliver(value: Any, error: BaseException | None) -> None:
-            desk.forks -= 1
+            desk.forks -= counted
             handle.done, handle.answer, handle.error = True, value, error
             if handle.waiter is not None:
                 handle.waiter(value, error)

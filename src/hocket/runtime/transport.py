@@ -123,6 +123,11 @@ class Group:
         return [row.view(mine.shape).clone() for row in received.view(self.size, -1)]
 
 
+def is_backend_error(error: RuntimeError) -> bool:
+    """True if gloo said it: a time-out, or a connection that a peer has closed."""
+    return type(error) is RuntimeError or isinstance(error, dist.DistError)
+
+
 def own_address(towards: str) -> str:
     """Return the address under which this host is seen from `towards`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
