@@ -19,10 +19,10 @@ import torch
 
 from hocket import DNN, SGD, AllReduceSGD, Cluster, Constant, KStep, Sequential, Strategy, Synthetic
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime import simulator
+from hocket.runtime import collectives
 from hocket.runtime.simulator import Simulator
 
-world: Any = simulator
+arithmetic: Any = collectives
 
 
 class Stopwatch:
@@ -57,15 +57,15 @@ def measure(strategy: Strategy, learners: int, task: Synthetic) -> tuple[float, 
     gradients, own = Stopwatch(), Stopwatch()
     sim._worker.gradient = gradients.around(sim._worker.gradient)  # type: ignore[method-assign]
     sim._worker.score = own.around(sim._worker.score)  # type: ignore[method-assign]
-    step, sum_ = SGD._step_, world.weighted_sum
+    step, sum_ = SGD._step_, arithmetic.weighted_sum
     SGD._step_ = own.around(SGD._step_)  # type: ignore[method-assign]
-    world.weighted_sum = own.around(sum_)
+    arithmetic.weighted_sum = own.around(sum_)
     began = time.perf_counter()
     try:
         sim.run()
     finally:
         SGD._step_ = step  # type: ignore[method-assign]
-        world.weighted_sum = sum_
+        arithmetic.weighted_sum = sum_
     wall = time.perf_counter() - began
     return gradients.seconds, own.seconds, wall - gradients.seconds - own.seconds
 

@@ -7,9 +7,39 @@ Same function, same order, same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from hocket.effects import Scores
+from hocket.effects import (
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Effect,
+    Evaluate,
+    Grad,
+    Mean,
+    MeanGradient,
+    Scores,
+)
+from hocket.errors import require
+from hocket.numerics import shares, weighted_sum
+from hocket.runtime.internal import Gather
+from hocket.runtime.packing import num_bytes
+from hocket.runtime.trampoline import Deliver
 from hocket.worker import Tally
+
+
+@dataclass
+class Post:
+    """One learner's contribution to a collective, and where its answer goes."""
+
+    effect: Any  # a collective effect; the same kind on all members
+    arrived_s: float
+    deliver: Deliver
+    value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
+    weight: float = 0.0
+    tally: Tally = field(default_factory=Tally)  # what rides along
+    stop: bool = False
 
 
 def total(tallies: Sequence[Tally]) -> Tally:
@@ -29,3 +59,34 @@ def scores(tallies: Sequence[Tally]) -> Scores:
 def slice_of(num_items: int, member: int, members: int) -> range:
     """Return the items that one of `members` learners evaluates."""
     return range(member, num_items, members)
+
+
+def answer(members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int, float]:
+    """Return everybody's answer, the bytes of one contribution, and the trips around a ring."""
+    effect: Effect[Any] = posts[0].effect
+    if isinstance(effect, AllReduce):
+        value = weighted_sum([p.effect.x for p in posts], shares([p.weight for p in posts]))
+        contributors = sum(p.weight > 0 for p in posts) or len(posts)
+        weight = float(sum(p.weight for p in posts))
+        copies = [value, *(value.clone() for _ in posts[1:])]
+        return [Mean(copy, contributors, weight) for copy in copies], value.numel() * 4, 2.0
+    if isinstance(effect, MeanGradient):
+        grads: list[Grad] = [p.value for p in posts]
+        vector = weighted_sum([g.vector for g in grads], shares([g.frames for g in grads]))
+        t = total([Tally(g.loss_sum, g.frames, g.correct) for g in grads])
+        answers = [Grad(vector, t.frames, t.loss_sum, t.correct, g.tickets) for g in grads]
+        return answers, effect.codec.coded_bytes(vector.numel()), 2.0
+    if isinstance(effect, Broadcast):
+        root = effect.root
+        require(root in members, f"broadcast from rank {root}, which is not in {members}")
+        value = posts[members.index(root)].effect.x
+        return [value.clone() for _ in posts], value.numel() * 4, 1.0
+    if isinstance(effect, AllToAll):
+        stripes = [p.effect.stripes for p in posts]
+        exchanged = [[row[i].clone() for row in stripes] for i in range(len(posts))]
+        return exchanged, num_bytes(stripes[0]), 1.0
+    if isinstance(effect, Evaluate):
+        return [scores([p.value for p in posts])] * len(posts), 0, 0.0
+    if isinstance(effect, Gather):
+        return [[p.effect.value for p in posts]] * len(posts), 0, 0.0
+    return [None] * len(posts), 0, 0.0  # Quiet

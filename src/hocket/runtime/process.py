@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import queue
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hocket.data.ledger import ReplicatedLedger, SharedLedger, save_counters
 from hocket.effects import (
-    ANYONE,
     AllReduce,
     AllToAll,
     Broadcast,
@@ -44,41 +41,23 @@ from hocket.errors import (
 )
 from hocket.experiment import Experiment
 from hocket.learner import Learner
-from hocket.numerics import shares
 from hocket.runtime import collectives
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
-from hocket.runtime.desk import Desk, Note
+from hocket.runtime.desk import Desk
+from hocket.runtime.exchange import Exchange, Riding
+from hocket.runtime.inbox import Inbox, Waiting
 from hocket.runtime.internal import Gather, Quiet
 from hocket.runtime.mailbox import Mailbox
 from hocket.runtime.packing import from_bytes, to_bytes
 from hocket.runtime.restore import restore, restore_counters
 from hocket.runtime.trace import Trace
 from hocket.runtime.trampoline import Deliver, Task, Trampoline
-from hocket.runtime.transport import Group, Store, is_backend_error, own_address
+from hocket.runtime.transport import Store, is_backend_error, own_address
 from hocket.worker import Tally, Worker
 
 PROGRESS_EVERY_S = 0.5  # to the user's eyes only; nothing depends on it
 QUIET_POLL_S = 0.002  # between two looks at whether messages are still under way
-_KINDS: tuple[type[Effect[Any]], ...] = (
-    AllReduce,
-    MeanGradient,
-    Broadcast,
-    AllToAll,
-    Evaluate,
-    Gather,
-    Quiet,
-)
-
-
-@dataclass(eq=False)
-class Waiting:
-    """A receive that nothing has answered yet."""
-
-    recv: Recv
-    deliver: Deliver
-    limit_s: float | None
-    began: float = field(default_factory=time.monotonic)
 
 
 class ProcessRuntime(Trampoline):
@@ -110,16 +89,21 @@ class ProcessRuntime(Trampoline):
         self._completions: queue.SimpleQueue[tuple[Deliver, Any, BaseException | None]] = (
             queue.SimpleQueue()
         )
-        self._inbox: dict[str, deque[Message]] = defaultdict(deque)
-        self._waiting: list[Waiting] = []
+        self._inbox = Inbox(rank)
         self._services: list[Task] = []
-        self._lost_peers: set[int] = set()
         self._failure: BaseException | None = None
         self._returned = self._over = False
         self._shown = 0.0
         self._store = store
         self._address = own_address(host)
-        self._groups: dict[tuple[int, ...] | None, Group] = {}
+        self._exchange = Exchange(
+            store,
+            rank,
+            self.size,
+            address=self._address,
+            timeout_s=options.timeout_s,
+            deterministic=options.deterministic,
+        )
         self._mailbox: Mailbox | None = None
         self._computing = ThreadPoolExecutor(
             1, "gradient", initializer=torch.set_num_threads, initargs=(options.threads,)
@@ -128,7 +112,11 @@ class ProcessRuntime(Trampoline):
         self._pool = experiment.pool()
         self._worker = Worker(experiment.task, self._pool, options.seed)
         self._meeting = Meeting(
-            self._worker.layout, self._now, checkpoints, self._common_state, self._unread
+            self._worker.layout,
+            self._now,
+            checkpoints,
+            self._common_state,
+            lambda rank: self._inbox.unread(),
         )
         self._open(saved)
         self._began = time.monotonic()  # meeting the others and making data are not training
@@ -137,16 +125,15 @@ class ProcessRuntime(Trampoline):
         """Meet the others, agree on the first model, and put everything in its place."""
         strategy, everyone = self._experiment.strategy, tuple(range(self.size))
         if self.size > 1:
-            self._groups[None] = self._group(everyone, "all")
             if not strategy.synchronous or strategy.uses_messages:
                 self._open_mailbox()
             if saved is None:  # a model built without the seed would differ
-                self._worker.initial = self._world.broadcast(self._worker.initial, 0)
+                self._worker.initial = self._exchange.world.broadcast(self._worker.initial, 0)
         if saved is not None and not strategy.synchronous:
             if self.rank == 0:
                 restore_counters(self._ledger_store, saved, everyone)
             if self.size > 1:
-                self._world.all_gather_numbers([0.0])
+                self._exchange.barrier()
         ledger = (
             ReplicatedLedger(self._pool, self.rank, everyone)
             if strategy.synchronous
@@ -165,33 +152,11 @@ class ProcessRuntime(Trampoline):
         if saved is not None:
             self.state, unread = restore(self._desk, self.state, saved, self._worker.layout)
             for message in unread:
-                self._inbox[message.tag].append(message)
-
-    @property
-    def _world(self) -> Group:
-        return self._groups[None]
+                self._inbox.arrive(message)
 
     @property
     def _ledger_store(self) -> Store:
         return self._store.prefix("ledger")
-
-    def _group(self, members: tuple[int, ...], name: str) -> Group:
-        return Group(
-            self._store.prefix(f"group/{name}"),
-            members.index(self.rank),
-            len(members),
-            address=self._address,
-            timeout_s=self._timeout_s,
-        )
-
-    def _group_of(self, members: tuple[int, ...] | None) -> Group:
-        if members not in self._groups:
-            assert members is not None
-            require(
-                self.rank in members, f"rank {self.rank} issued a collective of group {members}"
-            )
-            self._groups[members] = self._group(members, "-".join(map(str, members)))
-        return self._groups[members]
 
     def _open_mailbox(self) -> None:
         self.concurrent = True  # messages come in at any time: the loop must stay free
@@ -202,7 +167,7 @@ class ProcessRuntime(Trampoline):
             self._address,
             token,
             arrived=lambda m: self._completions.put((self._arrive, m, None)),
-            lost=lambda r: self._completions.put((self._peer_lost, r, None)),
+            lost=lambda r: self._completions.put((lambda v, e: self._inbox.lose(r), None, None)),
             failed=lambda e: self._completions.put((self._mailbox_failed, None, e)),
             timeout_s=self._timeout_s,
         )
@@ -251,10 +216,7 @@ class ProcessRuntime(Trampoline):
         if self.size == 1:
             self._over = True
         else:  # services of this rank live until every rank's main task has returned
-            self._communicate("the end of all learners", self._barrier, self._all_ended)
-
-    def _barrier(self) -> None:
-        self._world.all_gather_numbers([0.0])
+            self._communicate("the end of all learners", self._exchange.barrier, self._all_ended)
 
     def _all_ended(self, value: Any, error: BaseException | None) -> None:
         self._failure = self._failure or error
@@ -271,8 +233,9 @@ class ProcessRuntime(Trampoline):
 
     def _take_completion(self) -> None:
         """Wait until something happens: a result, a message, or a limit."""
+        waiting = self._inbox.waiting
         deadline = min(
-            (w.began + w.limit_s for w in self._waiting if w.limit_s is not None),
+            (w.began_s + w.limit_s for w in waiting if w.limit_s is not None),
             default=time.monotonic() + self._timeout_s,
         )
         try:
@@ -286,10 +249,10 @@ class ProcessRuntime(Trampoline):
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for waiting in list(self._waiting):
-            if waiting.limit_s is not None and now >= waiting.began + waiting.limit_s:
-                self._waiting.remove(waiting)
-                waiting.deliver(None, self._timed_out(waiting.recv.describe(), waiting.limit_s))
+        for one in list(self._inbox.waiting):
+            if one.limit_s is not None and now >= one.began_s + one.limit_s:
+                self._inbox.waiting.remove(one)
+                one.deliver(None, self._timed_out(one.recv.describe(), one.limit_s))
 
     def _close(self) -> None:
         for service in self._services:
@@ -332,7 +295,8 @@ class ProcessRuntime(Trampoline):
         elif isinstance(effect, Evaluate):
             self._evaluate(effect, deliver)
         elif isinstance(effect, Gather):
-            self._gather(effect, deliver)
+            value = effect.value
+            self._communicate("gather", lambda: self._exchange.gather(value), deliver)
         else:
             raise ContractError(f"rank {self.rank} awaited {effect!r}, which is not an effect")
 
@@ -460,85 +424,37 @@ class ProcessRuntime(Trampoline):
     def _pending(self) -> int:
         return self._desk.ledger.pending_frames
 
-    def _exchange_notes(
-        self, group: Group, kind: type[Effect[Any]], size: int, weight: float, riding: Tally | None
-    ) -> tuple[list[float], Note | None]:
-        """Gather everybody's weight and, if all take part, what rides along."""
-        tally, stop = riding or Tally(), self._desk.stop_wanted and riding is not None
-        rows = group.all_gather_numbers(
-            [
-                float(_KINDS.index(kind)),
-                float(size),
-                weight,
-                tally.loss_sum,
-                float(tally.frames),
-                tally.correct,
-                float(stop),
-            ]
-        )
-        mine = rows[group.member]
-        for member, row in enumerate(rows):
-            if row[:2] != mine[:2]:
-                raise ContractError(
-                    f"rank {self.rank} issued {kind.__name__} of {size} values while member "
-                    f"{member} issued {_KINDS[int(row[0])].__name__} of {int(row[1])}: a group's "
-                    "collectives must come in the same order on all members (contract rule 7)"
-                )
-        note = None
-        if riding is not None:
-            together = collectives.total([Tally(r[3], int(r[4]), r[5]) for r in rows])
-            note = Note(self._desk.alive, together, any(r[6] for r in rows))
-        return [r[2] for r in rows], note
-
-    def _reduced_bytes(self, num_bytes: int, size: int) -> int:
-        """What a learner sends: everybody's vector goes to everybody, or around a ring twice."""
-        if self._experiment.options.deterministic:
-            return num_bytes * (size - 1)
-        return 2 * num_bytes * (size - 1) // size
-
-    def _take_riding(self, everyone: bool) -> Tally | None:
-        if everyone and self._experiment.strategy.synchronous:
-            return self._desk.own_tally.take()
-        return None
+    def _riding(self, everyone: bool) -> Riding | None:
+        """Let the tally and a wish to stop ride along with a collective of all."""
+        if not everyone or not self._experiment.strategy.synchronous:
+            return None
+        desk = self._desk
+        return Riding(desk.alive, desk.own_tally.take(), desk.stop_wanted)
 
     def _all_reduce(self, effect: AllReduce, deliver: Deliver) -> None:
-        group = self._group_of(effect.group)
         weight = float(self._pending if effect.weight is None else effect.weight)
-        riding = self._take_riding(effect.group is None)
-        deterministic = self._experiment.options.deterministic
-
-        def job() -> tuple[Mean, Note | None]:
-            weights, note = self._exchange_notes(group, AllReduce, effect.x.numel(), weight, riding)
-            value = group.weighted_sum(effect.x, shares(weights), deterministic=deterministic)
-            contributors = sum(w > 0 for w in weights) or len(weights)
-            return Mean(value, contributors, float(sum(weights))), note
-
-        self._desk.books.bytes_sent += self._reduced_bytes(effect.x.numel() * 4, group.size)
-        self._communicate("allreduce", job, self._noting(deliver))
+        riding = self._riding(effect.group is None)
+        size = effect.x.numel() * 4
+        self._desk.books.bytes_sent += self._exchange.reduced_bytes(size, effect.group)
+        self._communicate(
+            "allreduce",
+            lambda: self._exchange.all_reduce(effect, weight, riding),
+            self._noting(deliver),
+        )
 
     def _then_reduce(self, effect: MeanGradient, deliver: Deliver) -> Deliver:
         def reduce(grad: Grad, error: BaseException | None) -> None:
             if error is not None or self.size == 1:
                 deliver(grad, error)
                 return
-            riding = self._take_riding(everyone=True)
-            deterministic = self._experiment.options.deterministic
-
-            def job() -> tuple[Grad, Note | None]:
-                group, size = self._world, grad.vector.numel()
-                weights, note = self._exchange_notes(
-                    group, MeanGradient, size, float(grad.frames), riding
-                )
-                vector = group.weighted_sum(
-                    grad.vector, shares(weights), deterministic=deterministic
-                )
-                tally = note.tally if note is not None else Tally()
-                frames = int(sum(weights))
-                return Grad(vector, frames, tally.loss_sum, tally.correct, grad.tickets), note
-
+            riding = self._riding(everyone=True)
             coded = effect.codec.coded_bytes(grad.vector.numel())
-            self._desk.books.bytes_sent += self._reduced_bytes(coded, self.size)
-            self._communicate("mean_gradient", job, self._noting(deliver))
+            self._desk.books.bytes_sent += self._exchange.reduced_bytes(coded)
+            self._communicate(
+                "mean_gradient",
+                lambda: self._exchange.mean_gradient(grad, riding),
+                self._noting(deliver),
+            )
 
         return reduce
 
@@ -562,50 +478,24 @@ class ProcessRuntime(Trampoline):
 
     def _broadcast(self, effect: Broadcast, deliver: Deliver) -> None:
         members = effect.group or self._desk.alive
-        require(effect.root in members, f"broadcast from rank {effect.root}, not in {members}")
-        group, root = self._group_of(effect.group), members.index(effect.root)
-
-        def job() -> torch.Tensor:
-            self._exchange_notes(group, Broadcast, effect.x.numel(), 0.0, None)
-            return group.broadcast(effect.x, root)
-
-        self._desk.books.bytes_sent += effect.x.numel() * 4 * (group.size - 1) // group.size
-        self._communicate("broadcast", job, deliver)
+        if effect.root == self.rank:
+            self._desk.books.bytes_sent += effect.x.numel() * 4 * (len(members) - 1)
+        self._communicate("broadcast", lambda: self._exchange.broadcast(effect, members), deliver)
 
     def _all_to_all(self, effect: AllToAll, deliver: Deliver) -> None:
-        group = self._group_of(effect.group)
-        size = sum(s.numel() for s in effect.stripes)
-
-        def job() -> list[torch.Tensor]:
-            self._exchange_notes(group, AllToAll, size, 0.0, None)
-            return group.all_to_all(effect.stripes)
-
-        self._desk.books.bytes_sent += sum(s.numel() * s.element_size() for s in effect.stripes)
-        self._communicate("all_to_all", job, deliver)
+        own = effect.stripes[0].numel() * effect.stripes[0].element_size()
+        whole = sum(s.numel() * s.element_size() for s in effect.stripes)
+        self._desk.books.bytes_sent += whole - own
+        self._communicate("all_to_all", lambda: self._exchange.all_to_all(effect), deliver)
 
     def _evaluate(self, effect: Evaluate, deliver: Deliver) -> None:
         def exchange(tally: Tally | None, error: BaseException | None) -> None:
             if tally is None:
                 deliver(None, error)
-                return
-
-            def job() -> Any:
-                rows = self._world.all_gather_numbers(
-                    [tally.loss_sum, float(tally.frames), tally.correct]
-                )
-                return collectives.scores([Tally(r[0], int(r[1]), r[2]) for r in rows])
-
-            self._communicate("evaluate", job, deliver)
+            else:
+                self._communicate("evaluate", lambda: self._exchange.scores(tally), deliver)
 
         self._do(self._computing, lambda: self._score(effect), lambda tally: tally, exchange)
-
-    def _gather(self, effect: Gather, deliver: Deliver) -> None:
-        data = to_bytes(effect.value)
-
-        def job() -> list[Any]:
-            return [from_bytes(row) for row in self._world.all_gather_bytes(data)]
-
-        self._communicate("gather", job, deliver)
 
     # ------------------------------------------------------------------ quiet points
 
@@ -616,7 +506,11 @@ class ProcessRuntime(Trampoline):
         if self._mailbox is None:
             deliver(None, None)  # the gathering that follows brings everybody together
             return
-        self._communicate("a quiet point", self._barrier, lambda v, e: self._look(deliver, e, None))
+        self._communicate(
+            "a quiet point",
+            self._exchange.barrier,
+            lambda value, error: self._look(deliver, error, None),
+        )
 
     def _quiet_alone(self, deliver: Deliver) -> None:
         if self._sent == self._arrived and self._idle():
@@ -638,7 +532,7 @@ class ProcessRuntime(Trampoline):
 
         def job() -> list[list[float]]:
             time.sleep(QUIET_POLL_S)
-            return self._world.all_gather_numbers(mine)
+            return self._exchange.world.all_gather_numbers(mine)
 
         def decide(rows: list[list[float]] | None, error: BaseException | None) -> None:
             rows = rows or []
@@ -679,43 +573,14 @@ class ProcessRuntime(Trampoline):
 
     def _arrive(self, message: Message, error: BaseException | None) -> None:
         self._arrived += 1
-        for waiting in self._waiting:
-            if _matches(waiting.recv, message):
-                self._waiting.remove(waiting)
-                waiting.deliver(message, None)
-                return
-        self._inbox[message.tag].append(message)
-
-    def _unread(self, rank: int) -> list[Any]:
-        return [(m.source, m.tag, m.payload) for box in self._inbox.values() for m in box]
+        self._inbox.arrive(message)
 
     def _recv(self, effect: Recv, deliver: Deliver, *, limited: bool) -> None:
-        inbox = self._inbox[effect.tag]
-        for message in inbox:
-            if _matches(effect, message):
-                inbox.remove(message)
-                deliver(message, None)
-                return
-        if effect.source in self._lost_peers:
-            deliver(None, self._lost(effect))
-            return
         limit = effect.timeout_s if effect.timeout_s is not None or not limited else self._timeout_s
-        self._waiting.append(Waiting(effect, deliver, limit))
-
-    def _peer_lost(self, rank: int, error: BaseException | None) -> None:
-        self._lost_peers.add(rank)
-        for waiting in list(self._waiting):
-            if waiting.recv.source == rank:
-                self._waiting.remove(waiting)
-                waiting.deliver(None, self._lost(waiting.recv))
+        self._inbox.receive(Waiting(effect, deliver, limit, time.monotonic()))
 
     def _mailbox_failed(self, value: Any, error: BaseException | None) -> None:
         self._failure = self._failure or error
-
-    def _lost(self, effect: Recv) -> PeerLostError:
-        return PeerLostError(
-            f"rank {self.rank} awaits {effect.describe()}, but rank {effect.source} is lost"
-        )
 
     # ------------------------------------------------------------------ the record
 
@@ -749,7 +614,3 @@ class ProcessRuntime(Trampoline):
             "scores": None if desk.scores is None else [desk.scores.loss, desk.scores.accuracy],
             "lr": desk.rate(),
         }
-
-
-def _matches(recv: Recv, message: Message) -> bool:
-    return recv.tag == message.tag and recv.source in (ANYONE, message.source)

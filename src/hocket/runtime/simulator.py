@@ -10,7 +10,7 @@ A deadlock is an empty event heap: the error lists what every rank awaits.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,6 @@ import torch
 
 from hocket.data.ledger import LocalCounters, ReplicatedLedger, SharedLedger, save_counters
 from hocket.effects import (
-    ANYONE,
     AllReduce,
     AllToAll,
     Broadcast,
@@ -28,7 +27,6 @@ from hocket.effects import (
     Evaluate,
     Grad,
     Gradient,
-    Mean,
     MeanGradient,
     Message,
     Recv,
@@ -44,32 +42,20 @@ from hocket.errors import (
 )
 from hocket.experiment import Experiment
 from hocket.learner import Learner
-from hocket.numerics import shares, weighted_sum
 from hocket.runtime import collectives
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
+from hocket.runtime.collectives import Post
 from hocket.runtime.cost import EVALUATION_SPEED, Cluster, CostModel, Death
 from hocket.runtime.desk import Desk, Note
+from hocket.runtime.inbox import Inbox, Waiting
 from hocket.runtime.internal import Gather, Quiet
 from hocket.runtime.packing import flatten, num_bytes
 from hocket.runtime.restore import restore, restore_counters
 from hocket.runtime.trace import Trace
 from hocket.runtime.trampoline import Deliver, Task, Trampoline
 from hocket.strategy import State
-from hocket.worker import Tally, Worker
-
-
-@dataclass
-class Post:
-    """One learner's contribution to a collective."""
-
-    effect: Effect[Any]
-    arrived_s: float
-    deliver: Deliver
-    value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
-    weight: float = 0.0
-    tally: Tally = field(default_factory=Tally)  # what rides along
-    stop: bool = False
+from hocket.worker import Worker
 
 
 @dataclass
@@ -86,8 +72,7 @@ class SimLearner:
 
     desk: Desk
     state: State
-    inbox: dict[str, deque[Message]] = field(default_factory=lambda: defaultdict(deque))
-    waiting: list[tuple[Recv, Deliver, bool]] = field(default_factory=list)
+    inbox: Inbox
     services: list[Task] = field(default_factory=list)
     main: Task | None = None
     returned: bool = False
@@ -130,7 +115,11 @@ class Simulator(Trampoline):
         self._counters = LocalCounters()
         self._report = report
         self._meeting = Meeting(
-            self._worker.layout, lambda: self.now, checkpoints, self._common_state, self._unread
+            self._worker.layout,
+            lambda: self.now,
+            checkpoints,
+            self._common_state,
+            lambda r: self.learners[r].inbox.unread(),
         )
         if saved is not None and not experiment.strategy.synchronous:
             restore_counters(self._counters, saved, self.alive)
@@ -155,15 +144,11 @@ class Simulator(Trampoline):
         state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
         if saved is not None:
             state, unread = restore(desk, state, saved, self._worker.layout)
-            learner = SimLearner(desk, state)
+            learner = SimLearner(desk, state, Inbox(rank))
             for message in unread:
-                learner.inbox[message.tag].append(message)
+                learner.inbox.arrive(message)
             return learner
-        return SimLearner(desk, state)
-
-    def _unread(self, rank: int) -> list[Any]:
-        inbox = self.learners[rank].inbox
-        return [(m.source, m.tag, m.payload) for messages in inbox.values() for m in messages]
+        return SimLearner(desk, state, Inbox(rank))
 
     def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
         """Schedule what is to go wrong; what had gone wrong before a resumption is past."""
@@ -415,7 +400,9 @@ class Simulator(Trampoline):
 
     def _complete(self, members: tuple[int, ...], posts: list[Post]) -> None:
         effect = posts[0].effect
-        answers, size_bytes, trips = self._answer(members, posts)
+        answers, size_bytes, trips = collectives.answer(members, posts)
+        if isinstance(effect, MeanGradient):
+            self._lend(answers[0].vector, "the vector of a mean gradient")
         end = (
             self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
         )
@@ -445,43 +432,6 @@ class Simulator(Trampoline):
             deliver(answer, error)
 
         return arrive
-
-    def _answer(self, members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int, float]:
-        """Return everybody's answer, the bytes of one contribution, and the trips around a ring."""
-        effect = posts[0].effect
-        if isinstance(effect, AllReduce):
-            share = shares([p.weight for p in posts])
-            value = weighted_sum([p.effect.x for p in posts], share)  # type: ignore[attr-defined]
-            contributors = sum(p.weight > 0 for p in posts) or len(posts)
-            weight = float(sum(p.weight for p in posts))
-            means = [
-                Mean(value if i == 0 else value.clone(), contributors, weight)
-                for i, _ in enumerate(posts)
-            ]
-            return means, value.numel() * 4, 2.0
-        if isinstance(effect, MeanGradient):
-            grads: list[Grad] = [p.value for p in posts]
-            share = shares([g.frames for g in grads])
-            vector = weighted_sum([g.vector for g in grads], share)
-            self._lend(vector, "the vector of a mean gradient")
-            frames = sum(g.frames for g in grads)
-            loss, correct = sum(g.loss_sum for g in grads), sum(g.correct for g in grads)
-            answers = [Grad(vector, frames, loss, correct, g.tickets) for g in grads]
-            return answers, effect.codec.coded_bytes(vector.numel()), 2.0
-        if isinstance(effect, Broadcast):
-            root = effect.root
-            require(root in members, f"broadcast from rank {root}, which is not in {members}")
-            value = posts[members.index(root)].effect.x  # type: ignore[attr-defined]
-            return [value.clone() for _ in posts], value.numel() * 4, 1.0
-        if isinstance(effect, AllToAll):
-            stripes = [p.effect.stripes for p in posts]  # type: ignore[attr-defined]
-            exchanged = [[row[i].clone() for row in stripes] for i in range(len(posts))]
-            return exchanged, num_bytes(stripes[0]), 1.0
-        if isinstance(effect, Evaluate):
-            return [collectives.scores([p.value for p in posts])] * len(posts), 0, 0.0
-        if isinstance(effect, Gather):
-            return [[p.effect.value for p in posts]] * len(posts), 0, 0.0  # type: ignore[attr-defined]
-        return [None] * len(posts), 0, 0.0  # Quiet
 
     # ------------------------------------------------------------------ messages
 
@@ -517,45 +467,23 @@ class Simulator(Trampoline):
                     f"{effect.tag!r}; send a copy (contract rule 3)"
                 )
             if rank in self._living and effect.to in self._living:
-                self._arrive(effect.to, message)
+                self.learners[effect.to].inbox.arrive(message)
 
         self._at(arrival, arrive)
         deliver(None, None)
 
-    def _arrive(self, to: int, message: Message) -> None:
-        learner = self.learners[to]
-        for i, (recv, deliver, _) in enumerate(learner.waiting):
-            if recv.tag == message.tag and recv.source in (ANYONE, message.source):
-                del learner.waiting[i]
-                deliver(message, None)
-                return
-        learner.inbox[message.tag].append(message)
-
     def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
-        learner = self.learners[rank]
-        inbox = learner.inbox[effect.tag]
-        for i, message in enumerate(inbox):
-            if effect.source in (ANYONE, message.source):
-                del inbox[i]
-                deliver(message, None)
-                return
-        if effect.source != ANYONE and effect.source not in self._living:
-            deliver(None, _lost(rank, effect))
-            return
-        entry = (effect, deliver, True)
-        learner.waiting.append(entry)
+        waiting = Waiting(effect, deliver)
+        self.learners[rank].inbox.receive(waiting)
         if effect.timeout_s is not None:
-            self._at(self.now + effect.timeout_s, lambda: self._time_out(rank, entry))
+            self._at(self.now + effect.timeout_s, partial(self._time_out, rank, waiting))
 
-    def _time_out(self, rank: int, entry: tuple[Recv, Deliver, bool]) -> None:
-        waiting = self.learners[rank].waiting
-        if entry in waiting and rank in self._living:
-            waiting.remove(entry)
-            limit = entry[0].timeout_s
-            entry[1](
-                None,
-                WaitTimeoutError(f"rank {rank} waited {limit} s for {entry[0].describe()}"),
-            )
+    def _time_out(self, rank: int, waiting: Waiting) -> None:
+        inbox = self.learners[rank].inbox
+        if waiting in inbox.waiting and rank in self._living:
+            inbox.waiting.remove(waiting)
+            what = f"rank {rank} waited {waiting.recv.timeout_s} s for {waiting.recv.describe()}"
+            waiting.deliver(None, WaitTimeoutError(what))
 
     # ------------------------------------------------------------------ faults
 
@@ -582,10 +510,7 @@ class Simulator(Trampoline):
             }
         )
         for r in self.alive:
-            for recv, deliver, _ in list(self.learners[r].waiting):
-                if recv.source == rank:
-                    self.learners[r].waiting.remove((recv, deliver, True))
-                    deliver(None, _lost(r, recv))
+            self.learners[r].inbox.lose(rank)
         for meet in self._meets.values():
             meet.posts.pop(rank, None)
         for key in list(self._meets):
@@ -601,9 +526,3 @@ class Simulator(Trampoline):
         if not self._experiment.strategy.synchronous:
             state["counters"] = save_counters(self._counters)
         return state
-
-
-def _lost(rank: int, effect: Recv) -> PeerLostError:
-    return PeerLostError(
-        f"rank {rank} awaits {effect.describe()}, but rank {effect.source} is lost"
-    )
