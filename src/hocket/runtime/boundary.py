@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hocket.data.ledger import SharedLedger
+from hocket.data.shared_ledger import SharedLedger
 from hocket.effects import AllReduce, Broadcast, Evaluate, Verdict
 from hocket.errors import CheckpointError, ContractError
 from hocket.flat import Flat, Layout

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hocket.data.ledger import ReplicatedLedger, SharedLedger
+from hocket.data.ledger import ReplicatedLedger
 from hocket.data.pool import Pool, Ticket
+from hocket.data.shared_ledger import SharedLedger
 from hocket.effects import Grad, Outcome, Progress, Scores, Verdict
 from hocket.errors import ContractError, DivergedError
 from hocket.experiment import Experiment

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from hocket.data.ledger import ReplicatedLedger, SharedLedger, save_counters
+from hocket.data.ledger import ReplicatedLedger
+from hocket.data.shared_ledger import SharedLedger, save_counters
 from hocket.effects import (
     AllReduce,
     AllToAll,

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from hocket.data.ledger import Counters, ReplicatedLedger, load_counters
+from hocket.data.ledger import ReplicatedLedger
+from hocket.data.shared_ledger import Counters, load_counters
 from hocket.effects import Message
 from hocket.errors import CheckpointError
 from hocket.flat import Flat, Layout

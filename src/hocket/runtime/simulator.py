@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from hocket.data.ledger import LocalCounters, ReplicatedLedger, SharedLedger, save_counters
+from hocket.data.ledger import ReplicatedLedger
+from hocket.data.shared_ledger import LocalCounters, SharedLedger, save_counters
 from hocket.effects import (
     AllReduce,
     AllToAll,
