@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from hocket import config
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, ContractError
 from hocket.experiment import Experiment
 from hocket.optim import Optimizer, Schedule
 from hocket.runtime import rundir
@@ -38,6 +38,7 @@ class LearnerReport:
     frames: int
     bytes_sent: int
     utilisation: float  # share of the training time spent computing gradients
+    lost: bool = False  # died before the end
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def simulate(
     task: Task | str = "synthetic",
     *,
     strategy: Strategy | str | Mapping[str, Any] = "sequential",
-    cluster: Cluster | int | str | Path = 1,
+    cluster: Cluster | int | str | Path | Mapping[str, Any] = 1,
     optimizer: Optimizer | Mapping[str, Any] | None = None,
     schedule: Schedule | Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -111,25 +112,15 @@ def simulate(
     return run_simulated(experiment, cluster, _path(out), resume=resume, progress=progress)
 
 
-def open_cluster(cluster: Cluster | int | str | Path) -> Cluster:
-    """Return a cluster, given it, its size, or its file."""
+def open_cluster(cluster: Cluster | int | str | Path | Mapping[str, Any]) -> Cluster:
+    """Return a cluster, given it, its size, its file, or what the file would hold."""
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, int):
         return Cluster.even(cluster)
-    tables = _read_cluster(Path(cluster))
-    return config.build_cluster(tables)
-
-
-def _read_cluster(path: Path) -> Mapping[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    if isinstance(cluster, Mapping):
+        return config.build_cluster(cluster)
+    return config.build_cluster(config.parse(Path(cluster)))
 
 
 def _path(out: str | Path | None) -> Path | None:
@@ -198,7 +189,9 @@ def run_real(
         recorder = Recorder(
             path if out else None, tensorboard=experiment.options.tensorboard, show=shown.show
         )
-        launcher = Launcher(experiment, path, saved is not None, recorder, shown.say)
+        launcher = Launcher(
+            experiment, path, saved is not None, recorder, shown.say, resumable=out is not None
+        )
         try:
             summaries = launcher.run()
             result = _real_result(summaries, path, out)
@@ -234,6 +227,8 @@ def run_simulated(
                 simulator = Simulator(experiment, cluster, recorder, checkpoints, saved)
                 with _stop_on_interrupt(simulator.stop, shown.say):
                     simulator.run()
+                for death in simulator.deaths_to_come():
+                    shown.say(f"note: the planned death of rank {death.rank} did not come to pass")
                 if out and experiment.options.trace:
                     simulator.trace.write(out / "trace.jsonl")
                 result = _simulated_result(simulator, path, out)
@@ -297,7 +292,13 @@ def rate_note(experiment: Experiment) -> str:
 
 
 def _final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.Tensor]:
-    newest = Checkpoints(path, keep).list()[-1] / "model.safetensors"
+    written = Checkpoints(path, keep).list()
+    if not written:
+        raise ContractError(
+            "the strategy returned before a boundary told it to stop, so there is no model: loop "
+            "`while (await me.boundary(state)).go_on:`"
+        )
+    newest = written[-1] / "model.safetensors"
     if out is not None:
         partial = out / "model.partial"
         shutil.copyfile(newest, partial)
@@ -325,10 +326,10 @@ def _real_result(summaries: list[dict[str, Any]], path: Path, out: Path | None) 
     )
 
 
-def _report(rank: int, books: Books, time_s: float) -> LearnerReport:
+def _report(rank: int, books: Books, time_s: float, lost: bool = False) -> LearnerReport:
     there_s = time_s - books.since_s
     busy = books.compute_s / there_s if there_s > 0 else 0.0
-    return LearnerReport(rank, books.frames, books.bytes_sent, busy)
+    return LearnerReport(rank, books.frames, books.bytes_sent, busy, lost)
 
 
 def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
@@ -345,7 +346,7 @@ def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Res
         aside_s=desk.aside_s,
         clock="virtual",
         learners=[
-            _report(rank, learner.desk.books, time_s)
+            _report(rank, learner.desk.books, time_s, lost=rank not in simulator.alive)
             for rank, learner in enumerate(simulator.learners)
         ],
         model=_final_model(path, out),

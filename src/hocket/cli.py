@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from hocket import api, config
 from hocket.api import Result
-from hocket.errors import ConfigError, HocketError
+from hocket.errors import ConfigError, HocketError, nearest, require
 from hocket.runtime import rundir
 from hocket.runtime.cost import Cluster
 from hocket.strategies import STRATEGIES
@@ -66,9 +67,11 @@ a cluster file:
   factor = 10.0
   from_s = 5.0
 
-  [[deaths]]                 # a planned fault
+  [[deaths]]                 # a planned fault; or at_draw = 100
   rank = 7
   at_s = 12.0
+
+  [[pauses]] (rank, at_s, for_s), latency_s and more: `hocket options cluster`
 """
 
 
@@ -88,6 +91,8 @@ def parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("strategies", help="list the parallel methods")
     listing.add_argument("name", nargs="?", help="show one in full")
     listing.add_argument("--json", action="store_true", help="for programs")
+    every = commands.add_parser("options", help="list every option with its type and default")
+    every.add_argument("table", nargs="?", help="one table only, for example schedule")
     demo = commands.add_parser("demo", help="train the synthetic task in several ways and compare")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
     return top
@@ -109,12 +114,24 @@ def _run_options(command: argparse.ArgumentParser) -> None:
     add("task", nargs="?", metavar="TASK", help="what to train: 'synthetic'")
     add("--out", type=Path, metavar="RUN", required=True, help="the run directory")
     add("--strategy", metavar="NAME", help="the parallel method (see `hocket strategies`)")
-    add("--learners", type=int, metavar="N", help="how many learners (default 1)")
+    add(
+        "--learners",
+        type=int,
+        metavar="N",
+        help="how many learners (default 1, or what the cluster has)",
+    )
     add("--epochs", type=int, metavar="N", help="short for --set schedule.epochs=N")
     add("--lr", type=float, metavar="X", help="short for --set optimizer.lr=X")
     add("--seed", type=int, metavar="S", help="short for --set runtime.seed=S")
     add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
-    add("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", dest="settings")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        dest="settings",
+        help="set one option (`hocket options` lists them all)",
+    )
     add("--resume", action="store_true", help="go on from the last checkpoint in RUN")
     add("--quiet", action="store_true", help="no progress")
 
@@ -128,9 +145,10 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if args.config:
         for name, table in config.read(args.config).items():
             tables.setdefault(name, {}).update(table)
+    for where, chosen in (("task", args.task), ("strategy", args.strategy)):
+        if chosen is not None:
+            config.rename(tables, where, chosen)
     flags = {
-        ("task", "name"): args.task,
-        ("strategy", "name"): args.strategy,
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
         ("schedule", "epochs"): args.epochs,
@@ -148,8 +166,10 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def _train(args: argparse.Namespace) -> int:
     tables = tables_of(args)
+    if "cluster" in tables and args.resume:
+        raise ConfigError(f"the run in {args.out} was begun by `hocket simulate`: resume it there")
     if "cluster" in tables:
-        raise ConfigError("[cluster] can only take effect in `hocket simulate`")
+        raise ConfigError("[cluster] can only take effect in `hocket simulate`: leave it out")
     experiment = config.build_experiment(tables)
     result = api.run_real(experiment, args.out, resume=args.resume, progress=not args.quiet)
     return _finish(result, "train")
@@ -157,15 +177,15 @@ def _train(args: argparse.Namespace) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     tables = tables_of(args)
-    cluster = _cluster(args, tables)
+    asked = _asked_for(args)
+    cluster = _cluster(args, tables, asked)
     tables.pop("cluster", None)
-    asked = args.learners or cluster.num_learners
-    if asked != cluster.num_learners:
+    if asked not in (None, cluster.num_learners):
         raise ConfigError(
-            f"--learners {asked} contradicts the cluster, which has {cluster.num_learners}: give "
-            "a --cluster of that size, or leave --learners out"
+            f"{asked} learners contradict the cluster, which has {cluster.num_learners}: give "
+            "a --cluster of that size, or leave the number out"
         )
-    tables.setdefault("runtime", {})["learners"] = asked
+    tables.setdefault("runtime", {})["learners"] = cluster.num_learners
     experiment = config.build_experiment(tables)
     result = api.run_simulated(
         experiment, cluster, args.out, resume=args.resume, progress=not args.quiet
@@ -173,7 +193,19 @@ def _simulate(args: argparse.Namespace) -> int:
     return _finish(result, "simulate")
 
 
-def _cluster(args: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> Cluster:
+def _asked_for(args: argparse.Namespace) -> int | None:
+    """The number of learners given on the command line, if any."""
+    given: dict[str, dict[str, Any]] = {}
+    for setting in args.settings:
+        config.override(given, setting)
+    asked = given.get("runtime", {}).get("learners", args.learners)
+    require(asked is None or asked >= 1, f"learners must be at least 1, not {asked}")
+    return None if asked is None else int(asked)
+
+
+def _cluster(
+    args: argparse.Namespace, tables: dict[str, dict[str, Any]], asked: int | None
+) -> Cluster:
     """The cluster of --cluster, else of the [cluster] table, else so many equal learners."""
     set_by_hand = [s for s in args.settings if s.strip().startswith("cluster.")]
     if args.cluster and set_by_hand:
@@ -182,9 +214,14 @@ def _cluster(args: argparse.Namespace, tables: dict[str, dict[str, Any]]) -> Clu
         )
     if args.cluster:
         return api.open_cluster(args.cluster)
-    if "cluster" in tables:
-        return config.build_cluster(tables["cluster"])
-    return Cluster.even(args.learners or tables.get("runtime", {}).get("learners", 1))
+    if "cluster" not in tables:
+        return Cluster.even(asked or tables.get("runtime", {}).get("learners", 1))
+    cluster = config.build_cluster(tables["cluster"])
+    plain = not (cluster.slow or cluster.pauses or cluster.deaths)
+    if asked and plain and len(cluster.hosts) == 1 and cluster.hosts[0].learners == 1:
+        host = dataclasses.replace(cluster.hosts[0], count=asked)
+        return dataclasses.replace(cluster, hosts=(host,))
+    return cluster
 
 
 def _finish(result: Result, command: str) -> int:
@@ -203,13 +240,17 @@ def _finish(result: Result, command: str) -> int:
 
 def summary_table(result: Result) -> Table:
     """Return what a run came to, as a table."""
-    table = Table(title=f"dev loss {result.loss:.4f}, frame accuracy {result.accuracy:.4f}")
+    title = f"dev loss {result.loss:.4f}, frame accuracy {result.accuracy:.4f}"
+    table = Table(title="not evaluated yet" if math.isnan(result.loss) else title)
     for heading in ("learner", "frames", "sent", "computing"):
         table.add_column(heading, justify="right")
     shown = result.learners if len(result.learners) <= 16 else result.learners[:8]
     for one in shown:
         table.add_row(
-            str(one.rank), f"{one.frames:,}", _size(one.bytes_sent), f"{one.utilisation:.0%}"
+            f"{one.rank} (lost)" if one.lost else str(one.rank),
+            f"{one.frames:,}",
+            _size(one.bytes_sent),
+            f"{one.utilisation:.0%}",
         )
     if len(shown) < len(result.learners):
         table.add_row("...", "", "", "")
@@ -232,10 +273,10 @@ def _strategies(args: argparse.Namespace) -> int:
         return 0
     console = Console()
     if args.name is not None:
-        console.print(sys.modules[chosen[args.name].__module__].__doc__, markup=False)
+        print(sys.modules[chosen[args.name].__module__].__doc__)
     table = Table()
     for heading in ("strategy", "what it does", "parameters (defaults)", "gain at P", "paper"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for cls in chosen.values():
         facts = describe(cls)
         parameters = ", ".join(f"{p['name']}={p['default']}" for p in facts["parameters"])
@@ -267,6 +308,26 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
     }
 
 
+def _options(args: argparse.Namespace) -> int:
+    tables = config.options()
+    if args.table is not None and args.table not in tables:
+        raise ConfigError(
+            f"table {args.table!r} is not known.{nearest(args.table, tables)} "
+            f"There are: {', '.join(tables)}"
+        )
+    for table, kinds in tables.items():
+        if args.table not in (None, table):
+            continue
+        for name, keys in kinds.items():
+            section = name.replace("[[", "[[cluster.") if name.startswith("[[") else f"[{table}]"
+            print(f"\n{section}" + (f'  name = "{name}"' if name and "[" not in name else ""))
+            for key, (kind, default) in keys.items():
+                if dataclasses.is_dataclass(default):
+                    continue  # a table of its own
+                print(f"  {key} = {json.dumps(default, default=str)}  # {kind}")
+    return 0
+
+
 def _demo(args: argparse.Namespace) -> int:
     from hocket.demo import run
 
@@ -277,6 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors a user can mend are printed without a traceback."""
     args = parser().parse_args(argv)
     run = {"train": _train, "simulate": _simulate, "strategies": _strategies, "demo": _demo}
+    run["options"] = _options
     try:
         return run[args.command](args)
     except HocketError as error:
@@ -284,8 +346,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hocket: {error}{notes}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:  # a full disk, a lost mount
-        print(f"hocket: {error}; the last checkpoint is kept", file=sys.stderr)
+        print(f"hocket: {error}; checkpoints written so far are kept", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("hocket: ended at once; the last checkpoint is kept", file=sys.stderr)
+        print("hocket: ended at once; checkpoints written so far are kept", file=sys.stderr)
         return STOPPED

@@ -14,6 +14,7 @@ import platform
 import tomllib
 import types
 import typing
+import zlib
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ from hocket.errors import ConfigError, nearest
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.models.dnn import DNN
 from hocket.optim import OPTIMIZERS, SCHEDULES
-from hocket.runtime.cost import Cluster
+from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
 from hocket.strategies import STRATEGIES
 from hocket.task import Task
 
@@ -53,20 +54,31 @@ TABLES: Final = (
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """Read a TOML file, or the JSON that a run directory holds."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    tables = {k: v for k, v in tables.items() if k not in ("versions", "facts")}
+    tables = parse(path)
+    tables = {k: v for k, v in tables.items() if k not in ("versions", "facts", "data")}
     for name, table in tables.items():
         _known(name, TABLES, f"{path}: table")
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name} must be a table: write [{name}]")
     return tables
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """Read TOML, or JSON by its ending; whatever is wrong is told with the file's name."""
+    try:
+        text = path.read_text()
+        parsed: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ConfigError(f"{path}: {error}") from error
+    return parsed
+
+
+def rename(tables: dict[str, dict[str, Any]], table: str, name: str) -> None:
+    """Choose another strategy, optimizer, ...: the keys of the one before go with it."""
+    if tables.get(table, {}).get("name") != name:
+        tables[table] = {"name": name}
 
 
 def override(tables: dict[str, dict[str, Any]], setting: str) -> None:
@@ -82,6 +94,8 @@ def override(tables: dict[str, dict[str, Any]], setting: str) -> None:
         value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    if key == "name":
+        rename(tables, table, value)
     tables.setdefault(table, {})[key] = value
 
 
@@ -103,9 +117,8 @@ def build(cls: type[T], table: Table, where: str, *, skip: tuple[str, ...] = ())
     for key, value in table.items():
         if key not in fields:
             have = ", ".join(fields) or "none"
-            raise ConfigError(
-                f"unknown key {key!r} in {where}.{nearest(key, fields)} Valid keys: {have}"
-            )
+            hint = nearest(key, fields) or _elsewhere(key)
+            raise ConfigError(f"unknown key {key!r} in {where}.{hint} Valid keys: {have}")
         values[key] = _convert(value, hints[key], f"{where}.{key}")
     missing = [
         name
@@ -117,6 +130,45 @@ def build(cls: type[T], table: Table, where: str, *, skip: tuple[str, ...] = ())
     if missing:
         raise ConfigError(f"{where} needs a value for {missing[0]!r}")
     return cls(**values)
+
+
+def _elsewhere(key: str) -> str:
+    """Say where a key belongs that was given in the wrong table."""
+    for table, kinds in options().items():
+        for fields in kinds.values():
+            if key in fields:
+                return f" It belongs to [{table}]."
+    return ""
+
+
+def options() -> dict[str, dict[str, dict[str, tuple[str, Any]]]]:
+    """Every option there is: table -> name (empty if it has none) -> key -> (type, default)."""
+    registries: dict[str, Mapping[str, type[Any]]] = {
+        "task": TASKS,
+        "model": {"": DNN},
+        "strategy": STRATEGIES,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+        "codec": CODECS,
+        "runtime": {"": RuntimeOptions},
+        "cluster": {"": Cluster, "[[hosts]]": Host, "[[slow]]": Slow}
+        | {"[[pauses]]": Pause, "[[deaths]]": Death},
+    }
+    return {
+        table: {
+            name: {f.name: (str(f.type), _default(f)) for f in dataclasses.fields(kind)}
+            for name, kind in kinds.items()
+        }
+        for table, kinds in registries.items()
+    }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return "(needed)"
 
 
 def choose(registry: Mapping[str, type[T]], table: Table, where: str, default: str) -> T:
@@ -226,8 +278,23 @@ def record(experiment: Experiment, cluster: Cluster | None = None) -> dict[str, 
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+    tables["data"] = fingerprint(task)
     tables["facts"] = task.describe()
     return tables
+
+
+def fingerprint(task: Task) -> dict[str, Any]:
+    """Return what tells one data set from another, for tasks whose fields do not."""
+    facts: dict[str, Any] = {}
+    for split in ("train", "dev"):
+        items = task.items(split)
+        names = "\n".join(f"{item.id}\t{item.frames}" for item in items)
+        facts[split] = {
+            "items": len(items),
+            "frames": sum(item.frames for item in items),
+            "checksum": zlib.crc32(names.encode()),
+        }
+    return facts
 
 
 def _fields(part: Any, skip: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,9 @@ class RuntimeOptions:
             value = getattr(self, key)
             require(value > 0, f"runtime.{key} must be above 0, not {value}")
         require(
+            math.isfinite(self.timeout_s), "runtime.timeout_s must be finite: no wait is endless"
+        )
+        require(
             self.guard_factor > 1, f"runtime.guard_factor must be above 1, not {self.guard_factor}"
         )
         require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
@@ -58,6 +62,18 @@ class Experiment:
     record: dict[str, Any] = field(default_factory=dict)  # the configuration, as written down
 
     def __post_init__(self) -> None:
+        for key, kind in (
+            ("task", Task),
+            ("strategy", Strategy),
+            ("optimizer", Optimizer),
+            ("schedule", Schedule),
+        ):
+            value = getattr(self, key)
+            made = f"{value.__name__}()" if isinstance(value, type) else kind.__name__
+            require(
+                isinstance(value, kind),
+                f"{key} must be a {kind.__name__} object, not {value!r}: give {made}",
+            )
         self.strategy.check_world(self.options.learners)
         self.lr_factor()
 

@@ -45,9 +45,11 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """Lay out all parameters of `model` in their own order."""
+        """Lay out the parameters of `model` that are trained, in their own order."""
         entries, offset = [], 0
         for name, p in model.named_parameters():
+            if not p.requires_grad:
+                continue
             if p.dtype != torch.float32:
                 raise TypeError(
                     f"parameter {name!r} is {p.dtype}; flat vectors are float32: "
@@ -84,4 +86,4 @@ class Layout:
 
     def flatten(self, model: nn.Module) -> Flat:
         """Copy the parameters of `model` into a new vector."""
-        return self.pack(p.detach() for p in model.parameters())
+        return self.pack(p.detach() for p in model.parameters() if p.requires_grad)

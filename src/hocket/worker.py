@@ -62,8 +62,15 @@ class Worker:
         torch.manual_seed(stable_seed(seed, "model"))
         self.model = task.build_model()
         self.layout = Layout.of(self.model)
+        if not self.layout.entries:
+            raise TaskError("the task's model has no parameters that are trained")
         self.initial = self.layout.flatten(self.model)
-        self._parameters = list(self.model.parameters())
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.frozen = {
+            name: p.detach().clone()
+            for name, p in self.model.named_parameters()
+            if not p.requires_grad
+        }
         self._has_buffers = any(True for _ in self.model.buffers())
         self._bound = 0
         self._state: WorkerState | None = None
@@ -119,6 +126,10 @@ class Worker:
     def _loss(self, split: str, index: int, epoch: int) -> Loss:
         item = self.pool.items(split)[index]
         loss = self.task.loss(self.model, self.task.load(split, item, epoch))
+        if not isinstance(loss, Loss):
+            raise TaskError(
+                f"loss() returned {type(loss).__name__}: return hocket.Loss(total, frames, correct)"
+            )
         if loss.frames != item.frames:
             raise TaskError(
                 f"item {item.id!r} of split {split!r} was announced with {item.frames} frames but "

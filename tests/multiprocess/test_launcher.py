@@ -246,6 +246,8 @@ class Stuck(AllReduceSGD):
             await me.recv("never", source=0)
         if me.rank == 1 and self.how == "other":
             await me.broadcast(state.params)
+        if me.rank == 1 and self.how == "evaluate":
+            await me.evaluate(state.params)
         await me.allreduce(state.params)
         return state
 
@@ -265,6 +267,8 @@ def test_every_wait_has_a_limit_and_says_what_was_awaited(how: str) -> None:
 def test_collectives_out_of_step_are_named_in_real_processes_too() -> None:
     with pytest.raises(ContractError, match=r"issued (AllReduce|Broadcast) of 16 values while"):
         real(Quadratic(), Stuck("other"), 2)
+    with pytest.raises(ContractError, match=r"issued (AllReduce|Evaluate) of \d+ values while"):
+        real(Quadratic(), Stuck("evaluate"), 2)
 
 
 def test_a_task_that_cannot_be_pickled_is_refused_with_the_reason() -> None:

@@ -154,12 +154,75 @@ def test_a_simulation_resumes_with_the_cluster_it_is_given(
     begin = ["simulate", "synthetic", "--strategy", "kstep", *small, *out, "--epochs", "1"]
     assert main([*begin, "--cluster", str(tmp_path / "2.toml")]) == 0
     resume = ["simulate", "--resume", *out]
-    assert main([*resume, "--epochs", "2", "--learners", "4"]) == 2
-    assert "contradicts the cluster, which has 2" in capsys.readouterr().err
+    assert main([*resume, "--epochs", "2", "--learners", "0"]) == 2
+    assert "learners must be at least 1, not 0" in capsys.readouterr().err
     four = str(tmp_path / "4.toml")
     assert main([*resume, "--epochs", "2", "--cluster", four, "--set", "cluster.latency_s=1"]) == 2
     assert "cannot take effect beside --cluster" in capsys.readouterr().err
+    many = ["--set", "runtime.learners=8"]
+    assert main([*resume, "--epochs", "2", "--cluster", four, *many]) == 2
+    assert "8 learners contradict the cluster, which has 4" in capsys.readouterr().err
+    assert main(["train", "--resume", *out]) == 2
+    assert "was begun by `hocket simulate`" in capsys.readouterr().err
     assert main([*resume, "--epochs", "2", "--cluster", four]) == 0
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved["cluster"]["hosts"][0]["frames_per_s"] == 500.0
     assert saved["runtime"]["learners"] == 4
+    assert main([*resume, "--epochs", "3", "--learners", "3"]) == 0  # an even cluster is resized
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (
+        saved["cluster"]["hosts"][0] | {"count": 3, "frames_per_s": 500.0}
+        == (saved["cluster"]["hosts"][0])
+    )
+
+
+def test_another_strategy_drops_the_keys_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[task]\nname = "synthetic"\n[strategy]\nname = "kstep"\nsync_every = 4\n')
+    from hocket.cli import parser, tables_of
+
+    arguments = ["train", "--config", str(path), "--out", "x"]
+    kept = tables_of(parser().parse_args(arguments))
+    assert kept["strategy"] == {"name": "kstep", "sync_every": 4}
+    for more in (["--strategy", "allreduce"], ["--set", "strategy.name=allreduce"]):
+        assert tables_of(parser().parse_args([*arguments, *more]))["strategy"] == {
+            "name": "allreduce"
+        }
+
+
+def test_every_option_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "halving_factor = 0.5",
+        "sync_every = 16",
+        "[[cluster.pauses]]",
+        "timeout_s = 300",
+    ):
+        assert word in text
+    assert main(["options", "schedul"]) == 2
+    assert "Did you mean 'schedule'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"strategy": KStep}, r"strategy must be a Strategy object.*give KStep\(\)"),
+        ({"optimizer": 0.1}, "optimizer must be a Optimizer object"),
+        ({"task": Cluster}, "task must be a Task object"),
+        ({"epochs": 3}, r"unknown key 'epochs' in \[runtime\]. It belongs to \[schedule\]"),
+        ({"timeout_s": float("inf")}, "timeout_s must be finite"),
+    ],
+)
+def test_mistakes_in_python_are_named(arguments: dict[str, object], message: str) -> None:
+    from hocket import simulate
+
+    with pytest.raises(ConfigError, match=message):
+        simulate(progress=False, **arguments)  # type: ignore[arg-type]
+
+
+def test_files_that_are_not_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(b"\xff\xfe[task]")
+    with pytest.raises(ConfigError, match=r"bad.toml: .*utf-8"):
+        config.read(path)

@@ -265,3 +265,38 @@ def test_the_demo_clears_only_its_own_runs(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")
     assert _cleared(tmp_path / "mine").joinpath("thesis.tex").exists()
+
+
+def test_a_directory_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Wav2Vec2"]}')
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        simulated(Quadratic(), Sequential(), out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+class Plain(Quadratic):
+    """A task whose configuration does not show what it reads."""
+
+    def __init__(self, count: int) -> None:
+        object.__setattr__(self, "uneven", False)
+        object.__setattr__(self, "spread", 0.5)
+        object.__setattr__(self, "num_items", 22)
+        object.__setattr__(self, "_count", count)
+
+    def items(self, split: str) -> Any:
+        return super().items(split)[: self._count]  # type: ignore[attr-defined]
+
+
+def test_resume_refuses_other_data(tmp_path: Path) -> None:
+    simulated(Plain(20), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=1))
+    with pytest.raises(ConfigError, match=r"data\.train\.\w+ is"):
+        simulated(
+            Plain(9), Sequential(), out=tmp_path / "a", schedule=Constant(epochs=2), resume=True
+        )
+
+
+def test_never_is_an_interval(tmp_path: Path) -> None:
+    inf = float("inf")
+    more: dict[str, Any] = {"evaluate_every": inf, "checkpoint_every": inf, "log_every": inf}
+    simulated(Quadratic(), Sequential(), out=tmp_path / "a", **more)
+    assert [row["event"] for row in rows(tmp_path / "a")] == ["eval", "checkpoint", "summary"]

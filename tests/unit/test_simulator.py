@@ -31,6 +31,7 @@ from hocket import (
     Constant,
     Host,
     KStep,
+    Loss,
     Pause,
     Sequential,
     Slow,
@@ -438,3 +439,42 @@ def test_every_asynchronous_learner_is_heard_and_guarded(tmp_path: Path) -> None
     assert {r["rank"] for r in rows if r["event"] == "train"} == {0, 1, 2}
     with pytest.raises(DivergedError, match="nan"):
         simulated(Broken(how="nan"), PushPull(), 3)
+
+
+@dataclass(frozen=True)
+class Frozen(Quadratic):
+    """A fixed layer in front, as an LDA transform would be."""
+
+    def build_model(self) -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Linear(5, 1))
+        model[0].weight.requires_grad_(False)
+        return model
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return Loss((model(batch) ** 2).sum(), len(batch))
+
+
+def test_frozen_parameters_stay_and_are_saved() -> None:
+    result = simulated(Frozen(), KStep(sync_every=2), 2)
+    assert set(result.model) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    alone = simulated(Frozen(), Sequential(), 1)
+    assert torch.equal(result.model["0.weight"], alone.model["0.weight"])
+    assert not torch.equal(result.model["1.weight"], alone.model["1.weight"])
+
+
+def test_a_strategy_that_never_meets_a_boundary_is_told_so() -> None:
+    async def body(me: Learner, state: State) -> None:
+        await me.gradient(state.params)
+
+    with pytest.raises(ContractError, match="returned before a boundary"):
+        simulated(Quadratic(), Scripted(body), 1)
+
+
+def test_a_loss_that_is_no_loss_is_named() -> None:
+    @dataclass(frozen=True)
+    class Bare(Quadratic):
+        def loss(self, model: Any, batch: Any) -> Any:
+            return torch.zeros(())
+
+    with pytest.raises(TaskError, match=r"loss\(\) returned Tensor: return hocket.Loss"):
+        simulated(Bare(), Sequential())

@@ -32,6 +32,7 @@ class Meeting:
     """What the world lends to a boundary."""
 
     layout: Layout
+    frozen: dict[str, torch.Tensor]  # parameters that are not trained, saved with the model
     now: Callable[[], float]
     checkpoints: Checkpoints | None
     common_state: Callable[[], dict[str, Any]]  # shared ledger, clocks; saved once
@@ -164,7 +165,8 @@ async def _save(
             "time_s": meeting.now(),
             **meeting.common_state(),
         }
-        named = {k: v.clone() for k, v in meeting.layout.named(model).items()} | buffers
+        trained = {k: v.clone() for k, v in meeting.layout.named(model).items()}
+        named = trained | meeting.frozen | buffers
         problem = _attempt(lambda: checkpoints.finish(frames, common, named))
     await _nobody_failed(problem, checkpoints, frames)
     if desk.rank == desk.alive[0]:

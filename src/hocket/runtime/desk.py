@@ -104,9 +104,9 @@ class Desk:
         self._reference: float | None = None
         items = max(GUARD_ITEMS, GUARD_WINDOW * len(pool))
         self._guard_frames = int(items * pool.epoch_frames / len(pool))
-        self._evaluate_every = max(1, round(options.evaluate_every * pool.epoch_frames))
-        self._checkpoint_every = max(1, round(options.checkpoint_every * pool.epoch_frames))
-        self._log_every = max(1, round(options.log_every * pool.epoch_frames))
+        self._evaluate_every = _interval(options.evaluate_every, pool)
+        self._checkpoint_every = _interval(options.checkpoint_every, pool)
+        self._log_every = _interval(options.log_every, pool)
         self._next_evaluation = self._evaluate_every
         self._next_checkpoint = self._checkpoint_every
         self._next_log = self._log_every
@@ -179,13 +179,15 @@ class Desk:
         if math.isfinite(loss) and loss <= limit:
             return
         options = self.experiment.optimizer
+        start = f", from {reference:.4g} at the start" if math.isfinite(reference) else ""
+        gentler = "set schedule.lr_compensation to 'sqrt', " if self._target != 1 else ""
         raise DivergedError(
             f"rank {self.rank}: the training loss is {loss:.4g} per frame after {self.frames} "
-            f"frames, from {reference:.4g} at the start. The local rate is "
+            f"committed frames{start}. The local rate is "
             f"{self.rate():.4g} (optimizer.lr = {options.lr:g}, times the schedule, times a "
             f"compensation of up to {self._target:g} for {self.experiment.options.learners} "
-            "learners). Lower optimizer.lr, set schedule.lr_compensation to 'sqrt', add "
-            "optimizer.clip_norm, or look for bad values in the data; the last checkpoint is kept."
+            f"learners). Lower optimizer.lr, {gentler}add optimizer.clip_norm, or look for bad "
+            "values in the data; checkpoints written so far are kept."
         )
 
     def _report_training(self) -> None:
@@ -286,6 +288,13 @@ class Desk:
         options = self.experiment.options
         self.own_tally, self.books = Tally(), Books(since_s=time_s - self.aside_s)
         self.rng.seed(stable_seed(options.seed, "learner", self.rank, self.frames))
+
+
+def _interval(epochs: float, pool: Pool) -> int:
+    """Return an interval in frames; an infinite one lies beyond any run."""
+    if math.isinf(epochs):
+        return pool.total_frames + 1
+    return max(1, round(epochs * pool.epoch_frames))
 
 
 def _next(frames: int, every: int) -> int:

@@ -21,7 +21,8 @@ from hocket.runtime.packing import from_bytes, to_bytes
 from hocket.runtime.transport import Group, Store
 from hocket.worker import Tally
 
-_KINDS: tuple[type[Effect[Any]], ...] = (AllReduce, MeanGradient, Broadcast, AllToAll)
+_KINDS = ("AllReduce", "MeanGradient", "Broadcast", "AllToAll", "Evaluate", "Gather", "Wait")
+_ROW = 8  # numbers, whatever the collective: gloo ends the process where lengths differ
 
 
 @dataclass(frozen=True)
@@ -115,16 +116,19 @@ class Exchange:
 
     def scores(self, tally: Tally) -> Scores:
         """Add up everybody's slice of an evaluation."""
-        rows = self.world.all_gather_numbers([tally.loss_sum, float(tally.frames), tally.correct])
+        sums = [tally.loss_sum, float(tally.frames), tally.correct]
+        rows = self._rows(self.world, "Evaluate", 0, sums)
         return collectives.scores([Tally(r[0], int(r[1]), r[2]) for r in rows])
 
     def gather(self, value: Any) -> list[Any]:
         """Return everybody's value, in rank order."""
-        return [from_bytes(row) for row in self.world.all_gather_bytes(to_bytes(value))]
+        data = to_bytes(value)
+        lengths = [int(row[0]) for row in self._rows(self.world, "Gather", 0, [len(data)])]
+        return [from_bytes(row) for row in self.world.all_gather_bytes(data, lengths)]
 
-    def barrier(self) -> None:
-        """Wait for everybody."""
-        self.world.all_gather_numbers([0.0])
+    def wait(self, *values: float) -> list[list[float]]:
+        """Wait for everybody, and return everybody's values."""
+        return self._rows(self.world, "Wait", 0, list(values))
 
     # ------------------------------------------------------------------ what travels
 
@@ -139,21 +143,27 @@ class Exchange:
         """Gather everybody's weight and, if all take part, what rides along."""
         tally = riding.tally if riding is not None else Tally()
         stop = riding is not None and riding.stop
-        what = [float(_KINDS.index(kind)), float(size)]
         sums = [tally.loss_sum, float(tally.frames), tally.correct]
-        rows = group.all_gather_numbers([*what, weight, *sums, float(stop)])
+        rows = self._rows(group, kind.__name__, size, [weight, *sums, float(stop)])
+        note = None
+        if riding is not None:
+            together = collectives.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
+            note = Note(riding.alive, together, any(r[4] for r in rows))
+        return [r[0] for r in rows], note
+
+    def _rows(self, group: Group, kind: str, size: int, values: list[float]) -> list[list[float]]:
+        """Gather everybody's few numbers, and name a learner that is out of step."""
+        what = [float(_KINDS.index(kind)), float(size)]
+        padding = [0.0] * (_ROW - len(what) - len(values))
+        rows = group.all_gather_numbers([*what, *values, *padding])
         for member, row in enumerate(rows):
             if row[:2] != what:
                 raise ContractError(
-                    f"rank {self._rank} issued {kind.__name__} of {size} values while member "
-                    f"{member} issued {_KINDS[int(row[0])].__name__} of {int(row[1])}: a group's "
-                    "collectives must come in the same order on all members (contract rule 7)"
+                    f"rank {self._rank} issued {kind} of {size} values while member {member} "
+                    f"issued {_KINDS[int(row[0])]} of {int(row[1])}: a group's collectives must "
+                    "come in the same order on all members (contract rule 7)"
                 )
-        note = None
-        if riding is not None:
-            together = collectives.total([Tally(r[3], int(r[4]), r[5]) for r in rows])
-            note = Note(riding.alive, together, any(r[6] for r in rows))
-        return [r[2] for r in rows], note
+        return [row[2 : 2 + len(values)] for row in rows]
 
     def _weighted_sum(self, group: Group, x: torch.Tensor, weights: list[float]) -> torch.Tensor:
         return group.weighted_sum(x, shares(weights), deterministic=self._deterministic)

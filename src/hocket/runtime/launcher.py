@@ -67,6 +67,7 @@ class Launcher:
     resume: bool
     report: Callable[[dict[str, Any]], None]
     say: Callable[[str], None] = print
+    resumable: bool = True  # does the run directory outlive the run?
     children: list[Child] = field(default_factory=list)
     _interrupts: int = 0
 
@@ -195,13 +196,21 @@ class Launcher:
                     del talking[pipe]  # type: ignore[arg-type]
 
     def _died(self, child: Child) -> LearnerFailedError:
-        where = f"; its run directory is {self.run_dir}" if self.run_dir else ""
-        return LearnerFailedError(
+        code = child.process.exitcode
+        text = (
             f"rank {child.rank} (process {child.process.pid}) {child.ended_by()} before its work "
-            f"was done, so the run was stopped{self._whereabouts(child)}\nIf the system ran out of "
-            "memory, use fewer learners or a smaller model; then continue from the last checkpoint "
-            f"with --resume{where}"
+            f"was done, so the run was stopped{self._whereabouts(child)}"
         )
+        if code == 1:  # it had no chance to report: it did not even start
+            text += (
+                "\nIt could not start; its own error stands above. A script that calls "
+                'hocket.train must guard its entry point with `if __name__ == "__main__":`'
+            )
+        elif code is not None and code < 0:
+            text += "\nIf the system ran out of memory, use fewer learners or a smaller model"
+        if self.resumable:
+            text += f"\nA checkpoint in {self.run_dir}, if there is one, is continued by --resume"
+        return LearnerFailedError(text)
 
     def _whereabouts(self, but: Child) -> str:
         """Ask the others what they are doing."""

@@ -114,6 +114,7 @@ class ProcessRuntime(Trampoline):
         self._worker = Worker(experiment.task, self._pool, options.seed)
         self._meeting = Meeting(
             self._worker.layout,
+            self._worker.frozen,
             self._now,
             checkpoints,
             self._common_state,
@@ -134,7 +135,7 @@ class ProcessRuntime(Trampoline):
             if self.rank == 0:
                 restore_counters(self._ledger_store, saved, everyone)
             if self.size > 1:
-                self._exchange.barrier()
+                self._exchange.wait()
         ledger = (
             ReplicatedLedger(self._pool, self.rank, everyone)
             if strategy.synchronous
@@ -217,7 +218,7 @@ class ProcessRuntime(Trampoline):
         if self.size == 1:
             self._over = True
         else:  # services of this rank live until every rank's main task has returned
-            self._communicate("the end of all learners", self._exchange.barrier, self._all_ended)
+            self._communicate("the end of all learners", self._exchange.wait, self._all_ended)
 
     def _all_ended(self, value: Any, error: BaseException | None) -> None:
         self._failure = self._failure or error
@@ -509,7 +510,7 @@ class ProcessRuntime(Trampoline):
             return
         self._communicate(
             "a quiet point",
-            self._exchange.barrier,
+            self._exchange.wait,
             lambda value, error: self._look(deliver, error, None),
         )
 
@@ -529,11 +530,11 @@ class ProcessRuntime(Trampoline):
         if error is not None:
             deliver(None, error)
             return
-        mine = [float(self._sent), float(self._arrived), float(self._idle())]
+        mine = (float(self._sent), float(self._arrived), float(self._idle()))
 
         def job() -> list[list[float]]:
             time.sleep(QUIET_POLL_S)
-            return self._exchange.world.all_gather_numbers(mine)
+            return self._exchange.wait(*mine)
 
         def decide(rows: list[list[float]] | None, error: BaseException | None) -> None:
             rows = rows or []

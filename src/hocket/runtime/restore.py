@@ -28,6 +28,11 @@ def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> tuple[Sta
     template = {"state": fresh}
     source = saved.ranks[desk.rank % len(saved.ranks)]
     part = saved.part(desk.rank if same else source, template)
+    if part["state"].params.numel() != layout.size:
+        raise CheckpointError(
+            f"{saved.path}: its model has {part['state'].params.numel()} values, the task's has "
+            f"{layout.size}: the task's model has changed since the run was begun"
+        )
     _restore_ledger(desk, part["ledger"], same=same)
     desk.load_state_dict(part["desk"])
     desk.worker_state = WorkerState(dict(part["buffers"]))

@@ -38,6 +38,10 @@ def create(path: Path, record: dict[str, Any]) -> None:
         raise ConfigError(
             f"{path} already holds a run: continue it with --resume, or choose another --out"
         )
+    if path.is_dir() and any(path.iterdir()) and not _is_ours(path):
+        raise ConfigError(
+            f"{path} is not empty and holds no run: nothing in it is touched; choose another --out"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         rewind(path, -1)  # of an attempt that died before its first checkpoint
@@ -67,6 +71,13 @@ def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
     rewind(path, saved.run["committed_frames"])
     _write_json(path / "config.json", record)
     return saved
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return "hocket" in saved_config(path)["versions"]
+    except (ConfigError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _clear_up(checkpoints: Path) -> None:

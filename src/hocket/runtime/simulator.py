@@ -117,6 +117,7 @@ class Simulator(Trampoline):
         self._report = report
         self._meeting = Meeting(
             self._worker.layout,
+            self._worker.frozen,
             lambda: self.now,
             checkpoints,
             self._common_state,
@@ -130,6 +131,7 @@ class Simulator(Trampoline):
             if saved.ranks == list(self.alive) and "cost" in saved.run:
                 self._cost.load_state_dict(saved.run["cost"])
         self._deaths_at_draw: dict[int, int] = {}
+        self._deaths = cluster.deaths
         self._plan_deaths(cluster.deaths, saved)
 
     def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
@@ -516,6 +518,10 @@ class Simulator(Trampoline):
             meet.posts.pop(rank, None)
         for key in list(self._meets):
             self._retry(*key)
+
+    def deaths_to_come(self) -> list[Death]:
+        """Return the planned deaths of learners that are still alive."""
+        return [d for d in self._deaths if d.rank in self._living]
 
     # ------------------------------------------------------------------ the record
 

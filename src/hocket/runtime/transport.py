@@ -85,9 +85,8 @@ class Group:
         rows = self.all_gather(torch.tensor(values, dtype=torch.float64))
         return [[float(v) for v in row.tolist()] for row in rows]
 
-    def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        """Everybody's bytes, of any length."""
-        lengths = [int(n) for (n,) in self.all_gather_numbers([len(data)])]
+    def all_gather_bytes(self, data: bytes, lengths: Sequence[int]) -> list[bytes]:
+        """Everybody's bytes, given how many each has."""
         padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
         if data:
             padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
