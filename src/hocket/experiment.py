@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from hocket.codecs import FLOAT32, Codec
 from hocket.data.pool import Pool, Sharding
@@ -59,7 +58,6 @@ class Experiment:
     schedule: Schedule = Constant()  # noqa: RUF009
     codec: Codec = FLOAT32
     options: RuntimeOptions = RuntimeOptions()
-    record: dict[str, Any] = field(default_factory=dict)  # the configuration, as written down
 
     def __post_init__(self) -> None:
         for key, kind in (

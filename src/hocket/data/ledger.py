@@ -15,53 +15,12 @@ Discarded items (stale, rejected) are counted and not drawn again; a returned it
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hocket.data.pool import DRY, Ints, Pool, Ticket
 from hocket.effects import Outcome
-
-
-class Ledger(Protocol):
-    """What a runtime needs of either ledger, as one learner sees it."""
-
-    committed_frames: int
-    discarded_frames: int
-
-    @property
-    def epoch(self) -> int:
-        """The epoch being drawn from; equal to the number of epochs once all is done."""
-        ...
-
-    @property
-    def pending_frames(self) -> int:
-        """Frames this learner has drawn and that nobody has settled."""
-        ...
-
-    def draw(self) -> Ticket:
-        """Take one item; a dry ticket if there is none until the ledger is closed."""
-        ...
-
-    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
-        """Say what became of `tickets` (None: of all that this learner has pending)."""
-        ...
-
-    def refresh(self) -> None:
-        """Look up what the others have settled meanwhile."""
-        ...
-
-    def exhausted(self) -> bool:
-        """True if there is nothing left to draw."""
-        ...
-
-    def dry(self) -> bool:
-        """True if everything there is (for synchronous learners: in this epoch) has been drawn."""
-        ...
-
-    def closed(self) -> bool:
-        """True if every item of every epoch has been committed or discarded."""
-        ...
 
 
 class ReplicatedLedger:

@@ -50,7 +50,6 @@ class Books:
     """Where a learner's time went, and what it did; kept over a resumption."""
 
     compute_s: float = 0.0
-    communicate_s: float = 0.0  # waiting for others included; real processes only
     bytes_sent: int = 0
     frames: int = 0  # it has taken gradients on
     draws: int = 0

@@ -362,7 +362,6 @@ class ProcessRuntime(Trampoline):
                     raise
                 raise self._explain(what, error, time.monotonic() - began) from error
             finally:
-                self._desk.books.communicate_s += time.monotonic() - began
                 self._span(what.split(" (")[0], began)
 
         self._do(self._communicating, guarded, lambda value: value, deliver)

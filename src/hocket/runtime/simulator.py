@@ -103,7 +103,6 @@ class Simulator(Trampoline):
         self._living = set(self.alive)
         self.messages_in_flight = 0
         self._experiment = experiment
-        self._checkpoints = checkpoints
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._meets: dict[tuple[tuple[int, ...] | None, int], Meet] = {}
