@@ -130,7 +130,7 @@ class Simulator(Trampoline):
             if saved.ranks == list(self.alive) and "cost" in saved.run:
                 self._cost.load_state_dict(saved.run["cost"])
         self._deaths_at_draw: dict[int, int] = {}
-        self._deaths = cluster.deaths
+        self._planned: list[Death] = []
         self._plan_deaths(cluster.deaths, saved)
 
     def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
@@ -161,6 +161,9 @@ class Simulator(Trampoline):
                 self._deaths_at_draw[death.rank] = death.at_draw
             elif death.at_s is not None and death.at_s >= self.now:
                 self._at(death.at_s, partial(self._die, death.rank))
+            else:
+                continue
+            self._planned.append(death)
 
     # ------------------------------------------------------------------ running
 
@@ -520,7 +523,7 @@ class Simulator(Trampoline):
 
     def deaths_to_come(self) -> list[Death]:
         """Return the planned deaths of learners that are still alive."""
-        return [d for d in self._deaths if d.rank in self._living]
+        return [d for d in self._planned if d.rank in self._living]
 
     # ------------------------------------------------------------------ the record
 
