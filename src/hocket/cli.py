@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -322,9 +323,10 @@ def _options(args: argparse.Namespace) -> int:
             section = name.replace("[[", "[[cluster.") if name.startswith("[[") else f"[{table}]"
             print(f"\n{section}" + (f'  name = "{name}"' if name and "[" not in name else ""))
             for key, (kind, default) in keys.items():
-                if dataclasses.is_dataclass(default):
+                if dataclasses.is_dataclass(default) or isinstance(default, tuple):
                     continue  # a table of its own
-                print(f"  {key} = {json.dumps(default, default=str)}  # {kind}")
+                shown = "(unset)" if default is None else json.dumps(default)
+                print(f"  {key} = {shown}  # {kind}")
     return 0
 
 
@@ -345,6 +347,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
         print(f"hocket: {error}{notes}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:  # `hocket ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:  # a full disk, a lost mount
         print(f"hocket: {error}; checkpoints written so far are kept", file=sys.stderr)
         return 1

@@ -156,11 +156,26 @@ def options() -> dict[str, dict[str, dict[str, tuple[str, Any]]]]:
     }
     return {
         table: {
-            name: {f.name: (str(f.type), _default(f)) for f in dataclasses.fields(kind)}
+            name: {
+                f.name: (_type_name(kind, f.name), _default(f)) for f in dataclasses.fields(kind)
+            }
             for name, kind in kinds.items()
         }
         for table, kinds in registries.items()
     }
+
+
+def _type_name(kind: type[Any], key: str) -> str:
+    """Say what a value may be: one of some words, or a type."""
+    hint = typing.get_type_hints(kind)[key]
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    words = []
+    for one in kinds:
+        if get_origin(one) is Literal:
+            words += [f'"{word}"' for word in get_args(one)]
+        elif one is not type(None):
+            words.append(getattr(one, "__name__", str(one)))
+    return " | ".join(words)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
