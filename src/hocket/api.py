@@ -58,6 +58,11 @@ class Result:
     stopped: bool
     run_dir: Path | None
     trace_digest: str | None = None  # of a simulation: the same seed gives the same
+    evaluations: tuple[tuple[float, float], ...] = ()  # training seconds, dev loss
+
+    def time_to(self, loss: float) -> float | None:
+        """Return the training time until an evaluation first showed a dev loss this low."""
+        return next((at for at, reached in self.evaluations if reached <= loss), None)
 
     @property
     def frames_per_s(self) -> float:
@@ -195,6 +200,7 @@ def run_real(
         try:
             summaries = launcher.run()
             result = _real_result(summaries, path, out)
+            result = dataclasses.replace(result, evaluations=_curve(recorder))
             recorder(_summary_event(result))
         finally:
             recorder.close()
@@ -232,6 +238,7 @@ def run_simulated(
                 if out and experiment.options.trace:
                     simulator.trace.write(out / "trace.jsonl")
                 result = _simulated_result(simulator, path, out)
+                result = dataclasses.replace(result, evaluations=_curve(recorder))
                 recorder(_summary_event(result))
             finally:
                 recorder.close()
@@ -289,6 +296,10 @@ def rate_note(experiment: Experiment) -> str:
 
 
 # ---------------------------------------------------------------------------- results
+
+
+def _curve(recorder: Recorder) -> tuple[tuple[float, float], ...]:
+    return tuple((e["train_s"], e["loss"]) for e in recorder.evaluations)
 
 
 def _final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.Tensor]:

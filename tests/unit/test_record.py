@@ -300,3 +300,15 @@ def test_never_is_an_interval(tmp_path: Path) -> None:
     more: dict[str, Any] = {"evaluate_every": inf, "checkpoint_every": inf, "log_every": inf}
     simulated(Quadratic(), Sequential(), out=tmp_path / "a", **more)
     assert [row["event"] for row in rows(tmp_path / "a")] == ["eval", "checkpoint", "summary"]
+
+
+def test_the_time_to_a_loss_is_read_off_the_evaluations(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"cluster": 1, "out": tmp_path / "a"}
+    simulated(Quadratic(), Sequential(), schedule=Constant(epochs=2), **more)
+    result = simulated(Quadratic(), Sequential(), schedule=Constant(epochs=4), resume=True, **more)
+    times = [at for at, _ in result.evaluations]
+    assert times == pytest.approx([44e-4, 88e-4, 132e-4, 176e-4])  # 44 frames, 10,000 frames/s
+    best = min(loss for _, loss in result.evaluations)
+    assert result.time_to(best) in times
+    assert result.time_to(result.evaluations[0][1]) == times[0]
+    assert result.time_to(best - 1e-9) is None

@@ -125,6 +125,7 @@ async def _evaluate(desk: Desk, model: Flat, meeting: Meeting, began: float) -> 
                 "accuracy": scores.accuracy,
                 "eval_frames": scores.frames,
                 "eval_s": meeting.now() - began,
+                "train_s": began - desk.aside_s,
             }
         )
 

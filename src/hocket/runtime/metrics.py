@@ -46,6 +46,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    """Return the evaluations that are recorded already, of a run that is resumed."""
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row["event"] == "eval"]
+
+
 def rewind(run_dir: Path, frames: int) -> None:
     """Drop what was recorded after a checkpoint that is about to be resumed.
 
@@ -159,17 +167,18 @@ class Recorder:
     def __init__(
         self, run_dir: Path | None, *, tensorboard: bool, show: Callable[[dict[str, Any]], None]
     ) -> None:
+        self.evaluations = _evaluations(run_dir / "metrics.jsonl") if run_dir else []
         self._metrics = MetricsFile(run_dir / "metrics.jsonl") if run_dir else None
         self._board = EventFile(run_dir / "tensorboard") if run_dir and tensorboard else None
         self._show = show
-        self.last: dict[str, dict[str, Any]] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Take one event; `progress` is only shown."""
         self._show(event)
         if event["event"] == "progress":
             return
-        self.last[event["event"]] = event
+        if event["event"] == "eval":
+            self.evaluations.append(event)
         if self._metrics:
             self._metrics.write(event)
         if self._board and event["event"] in ("train", "eval"):
