@@ -19,6 +19,8 @@ from hocket.data.shared_ledger import SharedLedger
 from hocket.effects import Grad, Outcome, Progress, Scores, Verdict
 from hocket.errors import ContractError, DivergedError
 from hocket.experiment import Experiment
+from hocket.flat import Layout
+from hocket.learner import Learner
 from hocket.numerics import stable_seed
 from hocket.optim.compensation import ramp
 from hocket.optim.schedules import ScheduleState
@@ -121,6 +123,19 @@ class Desk:
     def progress(self) -> Progress:
         """Return how far the run is."""
         return Progress(self.ledger.committed_frames, self.ledger.epoch, self.pool.total_frames)
+
+    def learner(self, layout: Layout) -> Learner:
+        """Return what the strategy sees of this learner."""
+        experiment = self.experiment
+        return Learner(
+            self.rank,
+            experiment.options.learners,
+            layout=layout,
+            optimizer=experiment.optimizer,
+            rate=self.rate,
+            rng=self.rng,
+            codec=experiment.codec,
+        )
 
     def rate(self) -> float:
         """Return the local learning rate now."""

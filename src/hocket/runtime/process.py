@@ -1,9 +1,9 @@
 """The real runtime: one learner in its own process.
 
-A strategy without services or forks is driven by a plain trampoline with no thread: every effect is
-carried out on the spot. As soon as a strategy forks or starts a service, gradients run in a worker
-thread and collectives in another, both posting their results to the one loop that advances tasks;
-between two awaits nothing else runs on the rank.
+A strategy without services, forks or messages is driven by a plain trampoline with no thread: every
+effect is carried out on the spot. Otherwise gradients run in a worker thread and collectives in
+another, both posting their results to the one loop that advances tasks; between two awaits nothing
+else runs on the rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from hocket.errors import (
     require,
 )
 from hocket.experiment import Experiment
-from hocket.learner import Learner
 from hocket.runtime import collectives
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
@@ -188,15 +187,7 @@ class ProcessRuntime(Trampoline):
 
     def run(self) -> None:
         """Run to the end; `state` then holds the final state."""
-        me = Learner(
-            self.rank,
-            self.size,
-            layout=self._worker.layout,
-            optimizer=self._experiment.optimizer,
-            rate=self._desk.rate,
-            rng=self._desk.rng,
-            codec=self._experiment.codec,
-        )
+        me = self._desk.learner(self._worker.layout)
         coroutine = self._experiment.strategy.run(me, self.state)
         self.main = self.spawn(self.rank, "main", coroutine, self._main_ended)
         try:

@@ -42,7 +42,6 @@ from hocket.errors import (
     require,
 )
 from hocket.experiment import Experiment
-from hocket.learner import Learner
 from hocket.runtime import collectives
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
@@ -175,15 +174,7 @@ class Simulator(Trampoline):
     def run(self) -> State:
         """Run to the end and return the final state of the first learner alive."""
         for rank, learner in enumerate(self.learners):
-            me = Learner(
-                rank,
-                len(self.learners),
-                layout=self._worker.layout,
-                optimizer=self._experiment.optimizer,
-                rate=learner.desk.rate,
-                rng=learner.desk.rng,
-                codec=self._experiment.codec,
-            )
+            me = learner.desk.learner(self._worker.layout)
             main = self._experiment.strategy.run(me, learner.state)
             learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
             self.drain()  # one rank after the other, as when a quiet point lets them go
