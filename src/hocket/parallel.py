@@ -1,0 +1,80 @@
+"""The same function on many things, by several processes; results come in order.
+
+What is computed never depends on how many processes there are: the pieces are fixed by the caller,
+and results are handed back in the order of the pieces.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from hocket.errors import HocketError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Loaded once by the server that processes are forked from; what is not installed is passed over.
+PRELOAD = ["hocket.runtime.learner_process", "hocket.speech.alignment", "hocket.speech.corpus.build"]
+
+
+class WorkerDiedError(HocketError):
+    """A process ended in the middle of its piece."""
+
+
+def default_jobs() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered_map(
+    function: Callable[[T], R], pieces: Sequence[T], *, jobs: int, what: str, fresh: bool = False
+) -> Iterator[R]:
+    """Yield `function(piece)` for each piece, in order.
+
+    With `fresh` every piece has a process of its own, for libraries with state that cannot be
+    reset. One job without `fresh` runs here, without a process.
+    """
+    if jobs <= 1 and not fresh:
+        yield from map(partial(_alone, function), pieces)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    pool = ProcessPoolExecutor(
+        max(1, min(jobs, len(pieces))),
+        mp_context=context,
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+        max_tasks_per_child=1 if fresh else None,
+    )
+    try:
+        yield from pool.map(function, pieces)
+    except BrokenProcessPool as error:
+        raise WorkerDiedError(
+            f"a process died while {what}: out of memory, or ended from outside. Run the command "
+            f"again: what is finished is kept (fewer processes at once: --jobs {max(1, jobs // 2)})"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _alone(function: Callable[[T], R], piece: T) -> R:
+    """Run with one thread, as the processes do: sums then come out the same."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return function(piece)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def chunks(things: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Cut into pieces of `size`, the last one shorter."""
+    return [things[i : i + size] for i in range(0, len(things), size)]

@@ -1,0 +1,421 @@
+"""A corpus: plan the speakers, speak, pass the speech through rooms and noise, write data folders.
+
+    DIR/{train,dev,test}/   Kaldi data directories, and phones.ctm (the synthesiser's own times)
+    DIR/wav/SPEAKER/        the audio
+    DIR/noise/SPLIT/        the noise recordings of a split
+    DIR/lexicon.txt         what the synthesiser pronounced, word by word
+    DIR/corpus.json         how all this was made
+
+Voices, rooms and noise of the three splits are disjoint; half of the speakers of each are women. A
+speaker is one job in a fresh process, seeded by (seed, split, number): the same seed gives the same
+audio on any number of cores. Finished speakers are kept when the work is interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import soundfile
+from scipy.signal import fftconvolve, firwin, resample_poly
+
+from hocket.errors import require
+from hocket.parallel import default_jobs, ordered_map
+from hocket.progress import progress
+from hocket.speech.corpus import acoustics, digits, espeak
+from hocket.speech.corpus.acoustics import Signal
+from hocket.speech.errors import SpeechError
+
+SPLITS: Final = ("train", "dev", "test")
+SHARE: Final = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the voices
+NUM_NOISES: Final = {"train": 24, "dev": 8, "test": 8}
+NUM_ROOMS: Final = {"train": 40, "dev": 12, "test": 12}
+NOISE_S: Final = 12.0
+BABBLE_EVERY: Final = 3  # every third noise recording is babble
+SPEAKER_S: Final = 60.0  # of speech by one speaker, at most, unless voices run out
+ROOM_SHARE: Final = 0.7  # of the utterances, the rest were said close to the microphone
+COMMA_SHARE: Final = 0.15  # of the gaps between words: a pause
+NOISE_LEVEL: Final = 3000.0
+
+Sentence = Callable[[np.random.Generator], list[str]]
+SENTENCES: Final[dict[str, Sentence]] = {"digits": digits.sentence}
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """What decides a corpus; all of it is in corpus.json."""
+
+    kind: str
+    hours: float  # of training speech
+    held_out_hours: float | None = None  # of dev and of test; unset: a tenth, at least 0.1
+    snr_db: tuple[float, float] | None = (5.0, 20.0)  # None: neither noise nor rooms
+    sample_rate: int = 16000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.kind in SENTENCES, f"no corpus {self.kind!r}: there is {', '.join(SENTENCES)}")
+        require(0 < self.hours <= 1000, f"--hours must be above 0, not {self.hours:g}")
+        require(
+            self.held_out_hours is None or self.held_out_hours > 0,
+            "--held-out-hours must be above 0",
+        )
+        require(
+            self.sample_rate in (8000, 16000),
+            f"--sample-rate must be 8000 or 16000, not {self.sample_rate}",
+        )
+        require(self.seed >= 0, f"--seed must be at least 0, not {self.seed}")
+        if self.snr_db is not None:
+            low, high = self.snr_db
+            require(low <= high, f"--snr {low:g}:{high:g} runs backwards: give {high:g}:{low:g}")
+            require(-30 <= low and high <= 100, "--snr is in dB and lies between -30 and 100")
+
+    def split_s(self, split: str) -> float:
+        """Return how many seconds of speech a split has."""
+        if split == "train":
+            return 3600 * self.hours
+        return 3600 * (self.held_out_hours or max(0.1 * self.hours, 0.1))
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """One voice, and how much it has to say."""
+
+    id: str
+    split: str
+    number: int
+    sex: str
+    voice: str
+    rate: int
+    pitch: int
+    seconds: float
+
+
+def plan(options: CorpusOptions) -> list[Speaker]:
+    """Choose the speakers of all splits."""
+    rng = np.random.default_rng([options.seed, 1])
+    names = espeak.variants()
+    for sex in names:
+        names[sex] = [names[sex][i] for i in rng.permutation(len(names[sex]))]
+    speakers, taken = [], {"f": 0, "m": 0}
+    for split in SPLITS:
+        pools = {}
+        for sex, all_names in names.items():
+            count = round(SHARE[split] * len(all_names))
+            chosen = all_names[taken[sex] : taken[sex] + count]
+            taken[sex] += count
+            pairs = [f"{accent}+{name}" for name in chosen for accent in espeak.ACCENTS]
+            pools[sex] = [pairs[i] for i in rng.permutation(len(pairs))]
+        speakers += _speakers(options, split, pools, rng)
+    return speakers
+
+
+def _speakers(
+    options: CorpusOptions, split: str, pools: dict[str, list[str]], rng: np.random.Generator
+) -> list[Speaker]:
+    seconds = options.split_s(split)
+    wanted = max(2, round(seconds / SPEAKER_S / 2))  # of each sex
+    each = min(wanted, *(len(pool) for pool in pools.values()))
+    return [
+        Speaker(
+            id=f"{split}-{sex}{number:03d}",
+            split=split,
+            number=number * 2 + "fm".index(sex),
+            sex=sex,
+            voice=pools[sex][number],
+            rate=int(rng.integers(130, 210)),
+            pitch=int(rng.integers(30, 70)),
+            seconds=seconds / (2 * each),
+        )
+        for sex in "fm"
+        for number in range(each)
+    ]
+
+
+# ---------------------------------------------------------------------------- noise
+
+
+def make_noise(job: tuple[CorpusOptions, str, list[str], Path]) -> None:
+    """Record the noises of one split; babble is spoken by its own voices."""
+    options, split, voices, folder = job
+    partial_folder = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    partial_folder.mkdir(parents=True)
+    rng = np.random.default_rng([options.seed, 2, SPLITS.index(split)])
+    synthesiser = espeak.Espeak()
+    num_samples = int(NOISE_S * options.sample_rate)
+    for number in range(NUM_NOISES[split]):
+        if number % BABBLE_EVERY == BABBLE_EVERY - 1:
+            crowd = [
+                _speak(synthesiser, options, rng, voices[i], 170, 50)[0]
+                for i in rng.integers(len(voices), size=rng.integers(3, 7))
+            ]
+            kind, noise = "babble", acoustics.babble(rng, crowd, num_samples)
+        else:
+            kind = "coloured"
+            noise = acoustics.coloured_noise(rng, num_samples, options.sample_rate)
+        samples = np.clip(np.rint(noise * NOISE_LEVEL), -32768, 32767).astype(np.int16)
+        path = partial_folder / f"{split}-{kind}-{number:02d}.wav"
+        soundfile.write(path, samples, options.sample_rate, subtype="PCM_16")
+    partial_folder.rename(folder)
+
+
+# ---------------------------------------------------------------------------- speech
+
+
+def _speak(
+    synthesiser: espeak.Espeak,
+    options: CorpusOptions,
+    rng: np.random.Generator,
+    voice: str,
+    rate: int,
+    pitch: int,
+) -> tuple[Signal, list[str], list[espeak.Phone]]:
+    """Say one sentence; return it at the corpus's sample rate, with its words and phonemes."""
+    words = SENTENCES[options.kind](rng)
+    commas = rng.random(len(words)) < COMMA_SHARE
+    text = " ".join(w + "," * int(comma) for w, comma in zip(words, commas, strict=True))
+    spoken = synthesiser.say(
+        text,
+        voice,
+        rate=int(rate * rng.uniform(0.9, 1.1)),
+        pitch=int(np.clip(pitch + rng.integers(-8, 9), 0, 99)),
+        pitch_range=int(rng.integers(30, 70)),
+    )
+    if len(spoken.samples) == 0:
+        raise SpeechError(f"espeak-ng said nothing for {text!r} with the voice {voice!r}")
+    signal = _resample(spoken.samples.astype(np.float64), synthesiser.sample_rate, options.sample_rate)
+    return signal, words, spoken.phones
+
+
+def _resample(x: Signal, from_rate: int, to_rate: int) -> Signal:
+    gcd = math.gcd(from_rate, to_rate)
+    up, down = to_rate // gcd, from_rate // gcd
+    resampled: Signal = resample_poly(x, up, down, window=_low_pass(max(up, down)))
+    return resampled
+
+
+@lru_cache
+def _low_pass(factor: int) -> Signal:
+    """The filter that `resample_poly` would design anew for every utterance."""
+    designed: Signal = firwin(20 * factor + 1, 1 / factor, window=("kaiser", 5.0))
+    return designed
+
+
+def speak(job: tuple[CorpusOptions, Speaker, Path]) -> dict[str, Any]:
+    """Let one speaker say all it has to; write the audio and return (and keep) the record."""
+    options, speaker, root = job
+    kept = root / "parts" / f"{speaker.id}.json"
+    if kept.exists():
+        record: dict[str, Any] = json.loads(kept.read_text())
+        return record
+    rng = np.random.default_rng([options.seed, 3, SPLITS.index(speaker.split), speaker.number])
+    synthesiser = espeak.Espeak()
+    microphone = Microphone(options, speaker.split, root)
+    folder = root / "wav" / speaker.id
+    folder.mkdir(parents=True, exist_ok=True)
+    utterances: list[dict[str, Any]] = []
+    seconds = 0.0
+    while seconds < speaker.seconds:
+        name = f"{speaker.id}-{len(utterances):04d}"
+        lead_s, trail_s = rng.uniform(0.1, 0.4), rng.uniform(0.05, 0.3)
+        signal, words, phones = _speak(
+            synthesiser, options, rng, speaker.voice, speaker.rate, speaker.pitch
+        )
+        pads = [np.zeros(int(s * options.sample_rate)) for s in (lead_s, trail_s)]
+        samples, facts = microphone.record(rng, np.concatenate([pads[0], signal, pads[1]]))
+        path = folder / f"{name}.wav"
+        soundfile.write(path, samples, options.sample_rate, subtype="PCM_16")
+        duration = len(samples) / options.sample_rate
+        shift = len(pads[0]) / options.sample_rate
+        timed = [(p.name, shift + p.sample / synthesiser.sample_rate, p.word) for p in phones]
+        utterances.append(
+            {"id": name, "wav": path.relative_to(root).as_posix(), "words": words}
+            | {"duration_s": duration, "phones": timed}
+            | facts
+        )
+        seconds += duration
+    record = {"speaker": asdict(speaker), "utterances": utterances, "seconds": seconds}
+    kept.parent.mkdir(exist_ok=True)
+    unfinished = kept.with_suffix(".partial")
+    unfinished.write_text(json.dumps(record))
+    unfinished.replace(kept)
+    return record
+
+
+class Microphone:
+    """Puts speech into a room of its split, adds noise of its split, sets the level."""
+
+    def __init__(self, options: CorpusOptions, split: str, root: Path) -> None:
+        self._options, self._split = options, split
+        self._noises: list[tuple[str, Signal]] = []
+        if options.snr_db is not None:
+            for path in sorted((root / "noise" / split).glob("*.wav")):
+                recorded = soundfile.read(path, dtype="int16")[0] / NOISE_LEVEL
+                self._noises.append((path.stem, recorded))
+
+    def record(
+        self, rng: np.random.Generator, signal: Signal
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int16]], dict[str, Any]]:
+        """Return the samples a microphone would have given, and how they came about."""
+        peak = float(rng.uniform(0.1, 0.8))
+        if self._options.snr_db is None:
+            return acoustics.set_level(signal, peak), {"noise": None, "snr_db": None, "room": None}
+        number = None
+        if rng.random() < ROOM_SHARE:
+            number = int(rng.integers(NUM_ROOMS[self._split]))
+            key = [self._options.seed, 4, SPLITS.index(self._split), number]
+            response = acoustics.room(np.random.default_rng(key), self._options.sample_rate)
+            signal = fftconvolve(signal, response)[: len(signal)]
+        name, noise = self._noises[int(rng.integers(len(self._noises)))]
+        start = int(rng.integers(len(noise)))
+        piece = noise.take(np.arange(start, start + len(signal)), mode="wrap")
+        snr_db = float(rng.uniform(*self._options.snr_db))
+        mixed = acoustics.add_noise(signal, piece, snr_db)
+        facts = {"noise": name, "snr_db": round(snr_db, 2), "room": number}
+        return acoustics.set_level(mixed, peak), facts
+
+
+# ---------------------------------------------------------------------------- the whole
+
+
+def build(
+    options: CorpusOptions, root: Path, *, jobs: int | None = None, show: bool = True
+) -> dict[str, Any]:
+    """Make the corpus, or go on with one that was interrupted; return its facts."""
+    jobs = jobs or default_jobs()
+    facts = asdict(options) | {
+        "espeakng_loader": version("espeakng-loader"),
+        "hocket": version("hocket"),
+    }
+    finished = _open(root, facts)
+    if finished is not None:
+        return finished
+    speakers = plan(options)
+    if options.snr_db is not None:
+        missing = [s for s in SPLITS if not (root / "noise" / s).exists()]
+        noise_jobs = [
+            (options, s, [p.voice for p in speakers if p.split == s], root / "noise" / s)
+            for s in missing
+        ]
+        for _ in ordered_map(make_noise, noise_jobs, jobs=jobs, what="making noise", fresh=True):
+            pass
+    records = list(_spoken(options, speakers, root, jobs, show))
+    for split in SPLITS:
+        _write_data_directory(
+            root / split, [r for r in records if r["speaker"]["split"] == split]
+        )
+    _write_lexicon(root / "lexicon.txt", records)
+    facts |= {
+        split: {
+            "speakers": sum(r["speaker"]["split"] == split for r in records),
+            "utterances": sum(
+                len(r["utterances"]) for r in records if r["speaker"]["split"] == split
+            ),
+            "hours": sum(r["seconds"] for r in records if r["speaker"]["split"] == split) / 3600,
+        }
+        for split in SPLITS
+    }
+    _write_json(root / "corpus.json", facts)
+    (root / "unfinished.json").unlink()
+    shutil.rmtree(root / "parts")
+    return facts
+
+
+def _spoken(
+    options: CorpusOptions, speakers: list[Speaker], root: Path, jobs: int, show: bool
+) -> Iterator[dict[str, Any]]:
+    total = sum(s.seconds for s in speakers)
+    speaker_jobs = [(options, speaker, root) for speaker in speakers]
+    with progress("speaking", total, unit="s of speech", wanted=show) as advance:
+        for record in ordered_map(speak, speaker_jobs, jobs=jobs, what="speaking", fresh=True):
+            advance(record["seconds"])
+            yield record
+
+
+def _open(root: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the facts of a finished corpus; refuse to mix two; else begin or go on."""
+    done, begun = root / "corpus.json", root / "unfinished.json"
+    facts = json.loads(json.dumps(facts))
+    for path in (done, begun):
+        if not path.exists():
+            continue
+        there: dict[str, Any] = json.loads(path.read_text())
+        other = [k for k in facts if there.get(k) != facts[k]]
+        if other:
+            key = other[0]
+            raise SpeechError(
+                f"{root} holds another corpus ({key} = {there.get(key)}, now {facts[key]}): "
+                "choose another --out, or delete that folder"
+            )
+        if path == done:
+            return there
+    if not begun.exists():
+        if root.exists() and any(root.iterdir()):
+            raise SpeechError(f"{root} is not empty and holds no corpus: choose another --out")
+        root.mkdir(parents=True, exist_ok=True)
+        _write_json(begun, facts)
+    return None
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _write_data_directory(folder: Path, records: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    records = sorted(records, key=lambda r: str(r["speaker"]["id"]))
+    pairs = [(r["speaker"], u) for r in records for u in r["utterances"]]
+    put = partial(_write_table, folder)
+    put("wav.scp", ((u["id"], u["wav"]) for _, u in pairs))
+    put("text", ((u["id"], " ".join(u["words"])) for _, u in pairs))
+    put("utt2spk", ((u["id"], s["id"]) for s, u in pairs))
+    put("utt2dur", ((u["id"], f"{u['duration_s']:.4f}") for _, u in pairs))
+    put(
+        "spk2utt",
+        ((r["speaker"]["id"], " ".join(u["id"] for u in r["utterances"])) for r in records),
+    )
+    put("spk2gender", ((r["speaker"]["id"], r["speaker"]["sex"]) for r in records))
+    put("spk2voice", ((r["speaker"]["id"], r["speaker"]["voice"]) for r in records))
+    put(
+        "utt2acoustics",
+        ((u["id"], f"{u['noise']} {u['snr_db']} {u['room']}") for _, u in pairs),
+    )
+    put("phones.ctm", (row for _, u in pairs for row in _ctm(u)))
+
+
+def _ctm(utterance: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield `utt 1 start duration phone`, from the first sample to the last."""
+    end_s = utterance["duration_s"]
+    rows = [(espeak.PAUSE, 0.0)] + [(name, at) for name, at, _ in utterance["phones"] if at < end_s]
+    for (name, start), (_, stop) in zip(rows, [*rows[1:], ("", end_s)], strict=True):
+        if stop > start:
+            yield utterance["id"], f"1 {start:.4f} {stop - start:.4f} {name}"
+
+
+def _write_table(folder: Path, name: str, rows: Iterator[tuple[str, str]]) -> None:
+    (folder / name).write_text("".join(f"{key} {value}\n" for key, value in rows))
+
+
+def _write_lexicon(path: Path, records: list[dict[str, Any]]) -> None:
+    """Every way each word was pronounced in training, the most frequent first."""
+    seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for record in records:
+        if record["speaker"]["split"] != "train":
+            continue
+        for utterance in record["utterances"]:
+            for number, word in enumerate(utterance["words"]):
+                phones = tuple(
+                    n for n, _, w in utterance["phones"] if w == number and n != espeak.PAUSE
+                )
+                seen[word, phones] += 1
+    rows = sorted(seen, key=lambda key: (key[0], -seen[key], key[1]))
+    path.write_text("".join(f"{word} {' '.join(phones)}\n" for word, phones in rows if phones))

