@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       train the synthetic task alone, with 2 real learners and with 8 simulated ones"
+	@echo "make demo       synthesise speech, prepare it, train alone and with 2 learners, decode, compare"
 	@echo "make test       checks and tests"
 	@echo "make test-long  the slow rest of the tests"
 	@echo "make check      ruff format, ruff lint, mypy strict"

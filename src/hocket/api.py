@@ -85,9 +85,9 @@ def train(
 ) -> Result:
     """Train in real processes on this host.
 
-    `task` is a `Task` of one's own or the name of a built-in one. Further keywords are those of the
-    `[runtime]` table. Learners are separate processes: a script must guard its entry point with
-    `if __name__ == "__main__":`, and the task must pickle.
+    `task` is a `Task` of one's own, a folder made by `hocket prepare`, or "synthetic".
+    Further keywords are those of the `[runtime]` table. Learners are separate processes: a script
+    must guard its entry point with `if __name__ == "__main__":`, and the task must pickle.
     """
     options = {"learners": learners, "seed": seed, **runtime}
     experiment = _experiment(task, strategy, optimizer, schedule, options)
@@ -149,7 +149,7 @@ def _experiment(
         elif given is not None:
             objects[name] = given
     if isinstance(task, str):
-        tables["task"] = {"name": task}
+        tables["task"] = config.task_table(task)
         own = None
     else:
         own = task

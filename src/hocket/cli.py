@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hocket import api, config
+from hocket import api, cli_speech, config
 from hocket.api import Result
 from hocket.errors import ConfigError, HocketError, nearest, require
 from hocket.runtime import rundir
@@ -41,6 +41,7 @@ configuration:
 
 _TRAIN = """\
 examples:
+  hocket train exp/digits --out runs/digits              # a prepared speech experiment
   hocket train synthetic --out runs/alone
   hocket train synthetic --strategy kstep --learners 2 --set strategy.sync_every=8 --out runs/k8
   hocket train --resume --out runs/k8                    # after Ctrl-C or a crash
@@ -89,13 +90,21 @@ def parser() -> argparse.ArgumentParser:
     simulate = _command(commands, "simulate", "train in the simulator, on any cluster", _SIMULATE)
     _run_options(simulate)
     simulate.add_argument("--cluster", metavar="FILE", help="a cluster file (see below)")
+    cli_speech.add_commands(commands)
     listing = commands.add_parser("strategies", help="list the parallel methods")
     listing.add_argument("name", nargs="?", help="show one in full")
     listing.add_argument("--json", action="store_true", help="for programs")
     every = commands.add_parser("options", help="list every option with its type and default")
     every.add_argument("table", nargs="?", help="one table only, for example schedule")
-    demo = commands.add_parser("demo", help="train the synthetic task in several ways and compare")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
+    demo = commands.add_parser("demo", help="from audio to word error rates, with 1 and 2 learners")
+    demo.add_argument(
+        "which",
+        nargs="?",
+        choices=["speech", "synthetic"],
+        default="speech",
+        help="synthetic: no audio, but real and simulated learners side by side",
+    )
+    demo.add_argument("--out", type=Path, metavar="DIR", help="default runs/demo or runs/synthetic")
     return top
 
 
@@ -112,7 +121,12 @@ def _command(commands: Any, name: str, text: str, examples: str) -> argparse.Arg
 
 def _run_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("task", nargs="?", metavar="TASK", help="what to train: 'synthetic'")
+    add(
+        "task",
+        nargs="?",
+        metavar="TASK",
+        help="what to train: a folder made by `hocket prepare`, or 'synthetic'",
+    )
     add("--out", type=Path, metavar="RUN", required=True, help="the run directory")
     add("--strategy", metavar="NAME", help="the parallel method (see `hocket strategies`)")
     add(
@@ -146,9 +160,16 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if args.config:
         for name, table in config.read(args.config).items():
             tables.setdefault(name, {}).update(table)
-    for where, chosen in (("task", args.task), ("strategy", args.strategy)):
-        if chosen is not None:
-            config.rename(tables, where, chosen)
+    if args.task is not None:
+        chosen = config.task_table(args.task)
+        config.rename(tables, "task", chosen["name"])
+        tables["task"] |= chosen
+    if args.strategy is not None:
+        config.rename(tables, "strategy", args.strategy)
+    # Names first: choosing another schedule drops the keys of the one before, not the flags here.
+    names = [s for s in args.settings if s.partition("=")[0].strip().endswith(".name")]
+    for setting in names:
+        config.override(tables, setting)
     flags = {
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
@@ -159,9 +180,10 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if value is not None:
             tables.setdefault(name, {})[key] = value
     for setting in args.settings:
-        config.override(tables, setting)
+        if setting not in names:
+            config.override(tables, setting)
     if "task" not in tables:
-        raise ConfigError("name the task to train, for example: synthetic")
+        raise ConfigError("name the task to train: a folder made by `hocket prepare`, or synthetic")
     return tables
 
 
@@ -331,16 +353,22 @@ def _options(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from hocket.demo import run
+    if args.which == "synthetic":
+        from hocket import demo_synthetic
 
-    return run(args.out)
+        return demo_synthetic.run(args.out or Path("runs/synthetic"))
+    try:
+        from hocket import demo
+    except ImportError as error:
+        raise cli_speech.needs(error) from error
+    return demo.run(args.out or Path("runs/demo"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors a user can mend are printed without a traceback."""
     args = parser().parse_args(argv)
     run = {"train": _train, "simulate": _simulate, "strategies": _strategies, "demo": _demo}
-    run["options"] = _options
+    run |= {"options": _options, **cli_speech.COMMANDS}
     try:
         return run[args.command](args)
     except HocketError as error:

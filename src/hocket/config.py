@@ -30,13 +30,17 @@ from hocket.experiment import Experiment, RuntimeOptions
 from hocket.models.dnn import DNN
 from hocket.optim import OPTIMIZERS, SCHEDULES
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
+from hocket.speech.task import SpeechTask, is_experiment
 from hocket.strategies import STRATEGIES
 from hocket.task import Task
 
 T = TypeVar("T")
 Table = Mapping[str, Any]
 
-TASKS: Final[dict[str, type[Synthetic]]] = {"synthetic": Synthetic}
+TASKS: Final[dict[str, type[Synthetic] | type[SpeechTask]]] = {
+    "synthetic": Synthetic,
+    "speech": SpeechTask,
+}
 TABLES: Final = (
     "task",
     "model",
@@ -73,6 +77,19 @@ def parse(path: Path) -> dict[str, Any]:
     except ValueError as error:  # not UTF-8, or not TOML
         raise ConfigError(f"{path}: {error}") from error
     return parsed
+
+
+def task_table(name: str) -> dict[str, Any]:
+    """Return the `[task]` table that a task's name or a prepared experiment's folder stands for."""
+    if name in TASKS:
+        return {"name": name}
+    if is_experiment(Path(name)):
+        return {"name": "speech", "experiment": str(Path(name).resolve())}
+    raise ConfigError(
+        f"task {name!r} is neither 'synthetic' nor a folder made by `hocket prepare`."
+        + (" That folder's preparation is not finished." if Path(name).is_dir() else "")
+        + nearest(name, TASKS)
+    )
 
 
 def rename(tables: dict[str, dict[str, Any]], table: str, name: str) -> None:

@@ -22,7 +22,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Loaded once by the server that processes are forked from; what is not installed is passed over.
-PRELOAD = ["hocket.runtime.learner_process", "hocket.speech.alignment", "hocket.speech.corpus.build"]
+PRELOAD = [
+    "hocket.runtime.learner_process",
+    "hocket.speech.alignment",
+    "hocket.speech.corpus.build",
+]
 
 
 class WorkerDiedError(HocketError):

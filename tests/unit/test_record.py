@@ -260,7 +260,7 @@ def test_a_checkpoint_interrupted_while_it_replaces_another_loses_nothing(tmp_pa
 
 
 def test_the_demo_clears_only_its_own_runs(tmp_path: Path) -> None:
-    from hocket.demo import _cleared
+    from hocket.demo_synthetic import _cleared
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from hocket.parallel import chunks, ordered_map
 from hocket.progress import progress
-from hocket.speech.features import add_deltas
-from hocket.speech.gmm import GMM, Moments
+from hocket.speech.features import NUM_CEPSTRA, add_deltas
+from hocket.speech.gmm import GMM, Densities, Moments
 from hocket.speech.graph import alignment_graph
 from hocket.speech.lexicon import Lexicon, read_lexicon
 from hocket.speech.senones import NUM_STATES, SILENCE_ID, ContextStats, Senones
@@ -31,6 +31,10 @@ from hocket.speech.store import FeatureStore, Normalisation
 
 PIECE: Final = 48  # utterances of one job
 BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second for those that the first one lost
+# Deltas reach 40 ms to either side: at full weight a phone begins while its silence still lasts.
+# Against the synthesiser's times, weight 1 -> 0.1 brings 82 % -> 86 % of clean frames (noisy: 65 ->
+# 66 %). Recognition gives them full weight.
+DELTA_WEIGHT: Final = 0.1
 LOOP_RANGE: Final = (0.05, 0.98)
 R = TypeVar("R")
 Ints32 = NDArray[np.int32]
@@ -48,9 +52,14 @@ class GMMHMM:
     def save(self, folder: Path) -> None:
         """Write model.npz, loops.npz and tree.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.gmm.save(folder / "model.npz")
-        np.savez(folder / "loops.npz", loop=self.loop, scale=self.scale)
         self.senones.write(folder / "tree.json")
+        for name, save in (
+            ("model.npz", self.gmm.save),
+            ("loops.npz", lambda path: np.savez(path, loop=self.loop, scale=self.scale)),
+        ):
+            partial_path = folder / f"partial-{name}"  # renamed when whole: training is resumed
+            save(partial_path)
+            partial_path.replace(folder / name)
 
     @classmethod
     def load(cls, folder: Path) -> GMMHMM:
@@ -60,10 +69,22 @@ class GMMHMM:
         senones = Senones.read(folder / "tree.json")
         return cls(senones, GMM.load(folder / "model.npz"), loop, scale)
 
+    @cached_property
+    def recognising(self) -> Densities:
+        """Densities in which all features count alike."""
+        return self.gmm.densities()
+
+    @cached_property
+    def aligning(self) -> Densities:
+        """Densities in which deltas count for less, see `DELTA_WEIGHT`."""
+        weights = torch.full((len(self.scale),), DELTA_WEIGHT)
+        weights[:NUM_CEPSTRA] = 1.0
+        return self.gmm.densities(weights)
+
     def log_likelihoods(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return (frames, pdfs) for normalised cepstra without deltas."""
         scaled = torch.from_numpy(add_deltas(x) * self.scale)
-        scores: NDArray[np.float32] = self.gmm.log_likelihoods(scaled).numpy()
+        scores: NDArray[np.float32] = self.recognising.log_likelihoods(scaled).numpy()
         return scores
 
 
@@ -227,7 +248,9 @@ def align_piece(what: Pass, numbers: Sequence[int], *, realign: bool = True) -> 
         first, length = int(store.first[number]), int(store.frames[number])
         x = torch.from_numpy(_cepstra(what, number, model.scale))
         if realign:
-            found = force_align(model, x, phones_of(what.corpus.pronunciations(), store.words[number]))
+            found = force_align(
+                model, x, phones_of(what.corpus.pronunciations(), store.words[number])
+            )
             if found is None:
                 file[first : first + length] = -1
                 failed[store.ids[number]] = "no alignment found: does the transcript fit the audio?"
@@ -262,7 +285,7 @@ def force_align(
 ) -> Ints32 | None:
     """Return the pdf of every frame on the best path through the transcript."""
     graph, pdfs = alignment_graph(words, model.senones, model.loop)
-    scores = model.gmm.log_likelihoods(x, torch.from_numpy(pdfs)).numpy()
+    scores = model.aligning.log_likelihoods(x, torch.from_numpy(pdfs)).numpy()
     for beam in BEAMS:
         path = best_path(graph, scores, beam)
         if path is not None:

@@ -56,6 +56,7 @@ def read_table(path: Path) -> dict[str, str]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file that hold anything, counted from 1."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ VARIANCE_FLOOR: Final = 0.01  # of normalised features
 MIN_OCCUPANCY: Final = 8.0  # frames; a Gaussian with fewer is given up
 SPLIT_DISTANCE: Final = 0.2  # standard deviations between the two halves of a Gaussian
 SPLIT_POWER: Final = 0.25  # Gaussians go to pdfs in proportion to their frames to this power
+NEGLIGIBLE: Final = -50.0  # exp of less is a denormal number, which takes ten times as long
 NEVER: Final = -1e30  # log weight of an unused slot; -inf would make NaN of 0 * inf
 
 
@@ -45,9 +47,31 @@ class Moments:
         self.frames += other.frames
 
 
-@dataclass
+@dataclass(frozen=True)
+class Densities:
+    """The factors (P, M, 2D) and constants (P, M) of eq. 2."""
+
+    linear: torch.Tensor
+    constant: torch.Tensor
+
+    def log_likelihoods(self, x: torch.Tensor, pdfs: torch.Tensor | None = None) -> torch.Tensor:
+        """Return eq. 1 for every frame and pdf (or those asked for): (T, P)."""
+        linear, constant = self.linear, self.constant
+        if pdfs is not None:
+            linear, constant = linear[pdfs], constant[pdfs]
+        # Slots before pdfs: the sum then runs over whole vectors, not over a few neighbours.
+        linear, constant = linear.transpose(0, 1), constant.T
+        both = torch.cat([x, x.square()], dim=1)
+        scores = torch.addmm(constant.flatten(), both, linear.flatten(0, 1).T)
+        scores = scores.view(len(x), *constant.shape)
+        top = scores.amax(1, keepdim=True)
+        scores = (scores - top).clamp_(min=NEGLIGIBLE).exp_()
+        return scores.sum(1).log_().add_(top[:, 0])
+
+
+@dataclass(frozen=True)
 class GMM:
-    """Mixtures of all pdfs."""
+    """Mixtures of all pdfs; never changed once made."""
 
     log_weight: torch.Tensor  # (P, M)
     mean: torch.Tensor  # (P, M, D)
@@ -58,30 +82,18 @@ class GMM:
         """How many slots are in use."""
         return int((self.log_weight > NEVER / 2).sum())
 
-    def terms(self, pdfs: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the matrix (2D, P * M) and constants (P * M) of eq. 2."""
-        weight, mean, variance = self.log_weight, self.mean, self.variance
-        if pdfs is not None:
-            weight, mean, variance = weight[pdfs], mean[pdfs], variance[pdfs]
-        constant = weight - 0.5 * (
-            mean.square() / variance + variance.log() + math.log(2 * math.pi)
-        ).sum(-1)
-        linear = torch.cat([mean / variance, -0.5 / variance], dim=-1)
-        return linear.flatten(0, 1).T.contiguous(), constant.flatten()
-
-    def log_likelihoods(self, x: torch.Tensor, pdfs: torch.Tensor | None = None) -> torch.Tensor:
-        """Return eq. 1 for every frame and pdf (or those asked for): (T, P)."""
-        linear, constant = self.terms(pdfs)
-        scores = torch.addmm(constant, torch.cat([x, x.square()], dim=1), linear)
-        num_slots = self.log_weight.shape[1]
-        return torch.logsumexp(scores.view(len(x), -1, num_slots), dim=2)
+    def densities(self, weights: torch.Tensor | None = None) -> Densities:
+        """Return eq. 2's factors; `weights` (D,) lets some features count for less than others."""
+        w = torch.ones(self.mean.shape[2]) if weights is None else weights
+        mean, variance = self.mean, self.variance
+        exponent = mean.square() / variance + variance.log() + math.log(2 * math.pi)
+        constant = self.log_weight - 0.5 * (w * exponent).sum(-1)
+        return Densities(torch.cat([w * mean / variance, -0.5 * w / variance], dim=-1), constant)
 
     def accumulate(self, x: torch.Tensor, pdf: torch.Tensor) -> Moments:
         """Collect moments of frames whose pdf is known."""
-        num_pdfs, num_slots, dims = self.mean.shape
-        linear, constant = self.terms()
-        linear = linear.T.view(num_pdfs, num_slots, 2 * dims)
-        constant = constant.view(num_pdfs, num_slots)
+        dims = self.mean.shape[2]
+        linear, constant = self._own.linear, self._own.constant
         order = torch.argsort(pdf, stable=True)
         x, pdf = x[order], pdf[order]
         both = torch.cat([x, x.square()], dim=1)
@@ -92,7 +104,7 @@ class GMM:
             mine = both[start : start + n]
             scores = torch.addmm(constant[p], mine, linear[p].T)
             total = torch.logsumexp(scores, dim=1, keepdim=True)
-            posterior = (scores - total).exp()
+            posterior = (scores - total).clamp_(min=NEGLIGIBLE).exp_()
             sums = (posterior.T @ mine).double()
             moments.count[p] += posterior.sum(0).double()
             moments.first[p] += sums[:, :dims]
@@ -101,6 +113,10 @@ class GMM:
             start += n
         moments.frames = len(x)
         return moments
+
+    @cached_property
+    def _own(self) -> Densities:
+        return self.densities()
 
     def no_moments(self) -> Moments:
         """Return moments of no frames."""
@@ -135,7 +151,9 @@ def single_gaussians(count: NDArray[np.float64], first: NDArray[np.float64],
     variance_all = second.sum(0) / whole - mean_all**2
     n = np.maximum(count, 1.0)[:, None]
     mean = np.where(count[:, None] >= MIN_OCCUPANCY, first / n, mean_all)
-    variance = np.where(count[:, None] >= MIN_OCCUPANCY, second / n - (first / n) ** 2, variance_all)
+    variance = np.where(
+        count[:, None] >= MIN_OCCUPANCY, second / n - (first / n) ** 2, variance_all
+    )
     variance = np.maximum(variance, VARIANCE_FLOOR)
     return GMM(
         torch.zeros(len(count), 1),

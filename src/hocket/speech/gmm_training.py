@@ -10,13 +10,13 @@ alignments are the DNN's labels.
     triphones    re-estimate with more Gaussians, realigning now and then
     alignment    once more with the final model
 
-Every iteration leaves a complete model in its folder, so interrupted training goes on with the next.
+Every iteration leaves a complete model in its folder: interrupted training goes on with the next.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from hocket.errors import require
 from hocket.speech import alignment, gmm
 from hocket.speech.alignment import GMMHMM, Aligned, Corpus, Pass, run_pass
 from hocket.speech.errors import SpeechError
+from hocket.speech.gmm import GMM
 from hocket.speech.senones import ContextStats, Senones, grow
 
 FIRST_LOOP: Final = 0.75
@@ -38,9 +39,9 @@ class GMMOptions:
     """How the GMM-HMM is trained."""
 
     senones: int = 200
-    mono_iterations: int = 12
-    mono_gaussians: int = 6  # per state at the end, on average
-    tri_iterations: int = 12
+    mono_iterations: int = 10
+    mono_gaussians: int = 4  # per state at the end, on average
+    tri_iterations: int = 9
     tri_gaussians: int = 10  # per senone at the end, on average
     realign_every: int = 3  # triphone iterations
 
@@ -52,10 +53,35 @@ class GMMOptions:
             require(getattr(self, key) >= 1, f"{key} must be at least 1, not {getattr(self, key)}")
 
 
+def collect(
+    what: Pass,
+    numbers: NDArray[np.int64],
+    *,
+    realign: bool,
+    title: str,
+    jobs: int,
+    show: bool,
+) -> Aligned:
+    """Run one pass with a model, aligning anew or not, and add up its pieces."""
+    function = alignment.align_piece if realign else alignment.keep_piece
+    total: Aligned | None = None
+    for answer in run_pass(function, what, numbers, title=title, jobs=jobs, show=show):
+        if total is None:
+            total = answer
+        else:
+            total.add_(answer)
+    assert total is not None
+    if total.moments.frames == 0:
+        name, why = next(iter(total.failed.items()))
+        raise SpeechError(f"not one utterance could be aligned; for example {name}: {why}")
+    return total
+
+
 @dataclass
 class Trainer:
     """Trains in a folder, over the utterances of one corpus."""
 
+    name: str
     corpus: Corpus
     numbers: NDArray[np.int64]
     folder: Path
@@ -97,11 +123,6 @@ class Trainer:
             model = self._iterate(model, iteration, iterations, target, realign=realign)
         return model
 
-    def align(self, model_folder: Path) -> dict[str, str]:
-        """Align with a finished model; return the utterances for which there is no alignment."""
-        answer = self._collect(model_folder, realign=True, title="aligning")
-        return answer.failed
-
     # ------------------------------------------------------------------ steps
 
     @property
@@ -111,36 +132,22 @@ class Trainer:
 
     def _flat_start(self) -> GMMHMM:
         alignment.new_alignment(self.alignment, self.corpus.open())
-        parts = list(self._pieces(alignment.flat_piece, None, "flat start"))
+        parts = self._statistics(alignment.flat_piece, Pass(self.corpus, self.alignment))
         stats = ContextStats.merged(parts)
         count = stats.count.sum()
         mean = stats.first.sum(0) / count
         deviation = np.sqrt(np.maximum(stats.second.sum(0) / count - mean**2, 1e-10))
         scale = 1 / deviation
         senones = Senones.monophone(self.corpus.pronunciations().phones)
-        moments = [np.zeros(senones.num_pdfs), *(np.zeros((senones.num_pdfs, len(scale))),) * 2]
-        moments = [m.copy() for m in moments]
-        for row, (phone, state, _, _) in enumerate(stats.keys):
-            pdf = (phone - 1) * 3 + state
-            moments[0][pdf] += stats.count[row]
-            moments[1][pdf] += stats.first[row] * scale
-            moments[2][pdf] += stats.second[row] * scale**2
-        first = gmm.single_gaussians(*moments)
+        stats.first *= scale
+        stats.second *= scale**2
+        mixtures, _ = _by_pdf(stats, senones)
         loop = np.full(senones.num_pdfs, FIRST_LOOP)
-        return GMMHMM(senones, first, loop, scale.astype(np.float32))
+        return GMMHMM(senones, mixtures, loop, scale.astype(np.float32))
 
     def _tied(self, start: GMMHMM, alignment_path: Path) -> GMMHMM:
         what = Pass(self.corpus, alignment_path, alignment_path.parent)
-        parts = list(
-            run_pass(
-                alignment.context_piece,
-                what,
-                self.numbers,
-                title="tree statistics",
-                jobs=self.jobs,
-                show=self.show,
-            )
-        )
+        parts = self._statistics(alignment.context_piece, what)
         stats = ContextStats.merged(parts)
         senones = grow(start.senones.phones, stats, self.options.senones)
         if senones.num_pdfs < self.options.senones:
@@ -148,24 +155,30 @@ class Trainer:
                 f"the data gives {senones.num_pdfs} senones, not {self.options.senones}: further "
                 "splits would leave too few frames"
             )
-        count = np.zeros(senones.num_pdfs)
-        first, second = (np.zeros((senones.num_pdfs, stats.first.shape[1])) for _ in range(2))
+        mixtures, owner_rows = _by_pdf(stats, senones)
         loop = np.full(senones.num_pdfs, FIRST_LOOP)
-        for row, (centre, state, left, right) in enumerate(stats.keys.tolist()):
-            pdf = senones.pdfs(left, centre, right)[state]
-            count[pdf] += stats.count[row]
-            first[pdf] += stats.first[row]
-            second[pdf] += stats.second[row]
+        for pdf, (centre, state, left, right) in owner_rows.items():
             loop[pdf] = start.loop[start.senones.pdfs(left, centre, right)[state]]
         alignment.new_alignment(self.alignment, self.corpus.open())
-        return GMMHMM(senones, gmm.single_gaussians(count, first, second), loop, start.scale)
+        return GMMHMM(senones, mixtures, loop, start.scale)
+
+    def _statistics(
+        self, function: Callable[[Pass, Sequence[int]], ContextStats], what: Pass
+    ) -> list[ContextStats]:
+        title = f"{self.name}: statistics"
+        return list(
+            run_pass(function, what, self.numbers, title=title, jobs=self.jobs, show=self.show)
+        )
 
     def _iterate(
         self, model: GMMHMM, iteration: int, iterations: int, target: int, *, realign: bool
     ) -> GMMHMM:
         """Collect, re-estimate, and add Gaussians on the way to `target`."""
-        title = f"{self.folder.name} {iteration}/{iterations}"
-        answer = self._collect(self.folder, realign=realign, title=title)
+        title = f"{self.name} {iteration}/{iterations}"
+        what = Pass(self.corpus, self.alignment, self.folder)
+        answer = collect(
+            what, self.numbers, realign=realign, title=title, jobs=self.jobs, show=self.show
+        )
         mixtures = gmm.update(model.gmm, answer.moments)
         last_growth = max(1, iterations - 3)  # the last iterations settle
         if iteration <= last_growth:
@@ -182,26 +195,6 @@ class Trainer:
         self._save(model, iteration, facts)
         return model
 
-    def _collect(self, model: Path, *, realign: bool, title: str) -> Aligned:
-        function = alignment.align_piece if realign else alignment.keep_piece
-        total: Aligned | None = None
-        for answer in self._pieces(function, model, title):
-            if total is None:
-                total = answer
-            else:
-                total.add_(answer)
-        assert total is not None
-        if total.moments.frames == 0:
-            first = next(iter(total.failed.items()))
-            raise SpeechError(f"not one utterance could be aligned; for example {first}")
-        return total
-
-    def _pieces(self, function: Any, model: Path | None, title: str) -> Any:
-        what = Pass(self.corpus, self.alignment, model)
-        return run_pass(
-            function, what, self.numbers, title=title, jobs=self.jobs, show=self.show
-        )
-
     # ------------------------------------------------------------------ keeping
 
     def _resume(self) -> tuple[int, GMMHMM | None]:
@@ -215,3 +208,18 @@ class Trainer:
         log = self.folder / "iterations.json"
         rows = json.loads(log.read_text())[:iteration] if log.exists() else []
         log.write_text(json.dumps([*rows, facts or {}], indent=1))
+
+
+def _by_pdf(stats: ContextStats, senones: Senones) -> tuple[GMM, dict[int, list[int]]]:
+    """One Gaussian per pdf, and a context that leads to each pdf."""
+    count = np.zeros(senones.num_pdfs)
+    first, second = (np.zeros((senones.num_pdfs, stats.first.shape[1])) for _ in range(2))
+    contexts: dict[int, list[int]] = {}
+    for row, key in enumerate(stats.keys.tolist()):
+        centre, state, left, right = key
+        pdf = senones.pdfs(left, centre, right)[state]
+        count[pdf] += stats.count[row]
+        first[pdf] += stats.first[row]
+        second[pdf] += stats.second[row]
+        contexts[pdf] = key
+    return gmm.single_gaussians(count, first, second), contexts

@@ -243,7 +243,9 @@ def _with_states(
 class _HMM:
     """Adds chains of states with loops; chains that end alike share their ends."""
 
-    def __init__(self, builder: _Builder, loop_probability: NDArray[np.float64], scale: float) -> None:
+    def __init__(
+        self, builder: _Builder, loop_probability: NDArray[np.float64], scale: float
+    ) -> None:
         self._b = builder
         self._loop = (-scale * np.log(loop_probability)).tolist()
         self._leave = (-scale * np.log1p(-loop_probability)).tolist()
@@ -270,7 +272,9 @@ class _HMM:
 # ---------------------------------------------------------------------------- alignment
 
 
-def phone_arcs(words: Sequence[Sequence[Sequence[int]]]) -> tuple[list[list[tuple[int, int]]], set[int]]:
+def phone_arcs(
+    words: Sequence[Sequence[Sequence[int]]],
+) -> tuple[list[list[tuple[int, int]]], set[int]]:
     """Return the phone network of a transcript: arcs (phone, next) of each node, and final nodes.
 
     `words` holds each word's pronunciations as phone ids. Silence may stand at either end and

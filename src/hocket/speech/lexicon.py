@@ -21,17 +21,14 @@ Phones = tuple[str, ...]
 
 # espeak-ng's American phonemes in cmudict's phones; two-phone entries are r-coloured vowels.
 _ARPABET: Final[dict[str, str]] = {
-    "p": "P", "b": "B", "t": "T", "d": "D", "k": "K", "g": "G", "t#": "T", "*": "T", "?": "",
+    "p": "P", "b": "B", "t": "T", "d": "D", "k": "K", "g": "G", "*": "T", "?": "", "t[": "T",
     "tS": "CH", "dZ": "JH", "f": "F", "v": "V", "T": "TH", "D": "DH", "s": "S", "z": "Z",
     "S": "SH", "Z": "ZH", "h": "HH", "m": "M", "n": "N", "N": "NG", "l": "L", "L": "L",
-    "r": "R", "r-": "R", "w": "W", "j": "Y", ";": "", "x": "K", "t[": "T", "m-": "AH M",
-    "n-": "AH N", "@L": "AH L", "@": "AH", "@2": "AH", "@5": "AH", "a#": "AH", "I#": "IH",
-    "I2": "IH", "I": "IH", "i": "IY", "i:": "IY", "E": "EH", "E#": "EH", "a": "AE", "aa": "AE",
-    "V": "AH", "A": "AA", "A:": "AA", "A#": "AA", "0": "AA", "0#": "AA", "O": "AO", "O:": "AO",
-    "O2": "AO", "U": "UH", "u": "UW", "u:": "UW", "3": "ER", "3:": "ER", "eI": "EY", "aI": "AY",
-    "aI2": "AY", "OI": "OY", "oU": "OW", "aU": "AW", "A@": "AA R", "O@": "AO R", "o@": "AO R",
-    "e@": "EH R", "i@": "IH R", "i@3": "IH R", "U@": "UH R", "aI@": "AY AH", "aI3": "AY ER",
-    "IR": "ER", "VR": "ER",
+    "r": "R", "w": "W", "j": "Y", "x": "K", "@L": "AH L", "@": "AH", "I": "IH", "i": "IY",
+    "i:": "IY", "E": "EH", "a": "AE", "aa": "AE", "V": "AH", "A": "AA", "A:": "AA", "0": "AA",
+    "O": "AO", "O:": "AO", "U": "UH", "u": "UW", "u:": "UW", "3": "ER", "3:": "ER", "eI": "EY",
+    "aI": "AY", "OI": "OY", "oU": "OW", "aU": "AW", "A@": "AA R", "O@": "AO R", "o@": "AO R",
+    "e@": "EH R", "i@": "IH R", "U@": "UH R", "aI@": "AY AH", "IR": "ER", "VR": "ER",
 }  # fmt: skip
 
 
@@ -126,13 +123,13 @@ def _from_cmudict(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
     try:
         filled, missing = _from_espeak(gaps)
     except SpeechError as error:
-        return Lexicon(entries), {w: f"not in cmudict, and {error}" for w in gaps}
-    for word, said in filled.entries.items():
-        phones = _arpabet(said[0])
+        return Lexicon(entries), dict.fromkeys(gaps, f"not in cmudict, and {error}")
+    for word, (spoken, *_) in filled.entries.items():
+        phones = _arpabet(spoken)
         if phones:
             entries[word] = (phones,)
         else:
-            missing[word] = f"espeak-ng says {' '.join(said[0])}, which cmudict's phones lack"
+            missing[word] = f"espeak-ng says {' '.join(spoken)}, which cmudict's phones lack"
     return Lexicon(entries), missing
 
 

@@ -8,8 +8,8 @@ end of the sentence. A word never seen after h has p(w | h) = b(h) p(w | h') wit
 
     b(h) = T(h) / (c(h) + T(h))                                                         (2)
 
-so the model is a backoff model that sums to one exactly, whatever is counted. (Witten and Bell 1991;
-it needs no counts of counts, which a small corpus does not have.)
+so the model is a backoff model that sums to one exactly, whatever is counted (Witten and Bell 1991;
+it needs no counts of counts, which a small corpus does not have).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def estimate(
                 history = tuple(sentence[at - length : at])
                 if all(w == START or w in known for w in history):
                     counts[history][sentence[at]] += 1
-    outcomes = sorted(known) + [END]
+    outcomes = [*sorted(known), END]
     uniform = 1 / len(outcomes)
     seen: dict[History, dict[str, float]] = {}
     backoff: dict[History, float] = {}

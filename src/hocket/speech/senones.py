@@ -91,9 +91,7 @@ class Senones:
     @property
     def owners(self) -> Ints:
         """(pdfs, 2): the phone and the state each pdf belongs to."""
-        found = {
-            pdf: owner for owner, tree in self.trees.items() for pdf in _leaves(tree)
-        }
+        found = {pdf: owner for owner, tree in self.trees.items() for pdf in _leaves(tree)}
         return np.array([found[pdf] for pdf in range(len(found))], dtype=np.int64)
 
     def pdfs(self, left: int, centre: int, right: int) -> tuple[int, ...]:
@@ -279,9 +277,8 @@ def grow(
         negative_gain, _, leaf = heapq.heappop(heap)
         if negative_gain >= 0 or leaf.answer is None:
             break
-        leaf.children = (_Growing(leaf.stats.select(leaf.answer)),) + (
-            _Growing(leaf.stats.select(~leaf.answer)),
-        )
+        yes = _Growing(leaf.stats.select(leaf.answer))
+        leaf.children = (yes, _Growing(leaf.stats.select(~leaf.answer)))
         for child in leaf.children:
             _consider(child, asked, masks, min_frames)
             heapq.heappush(heap, (-child.gain, pushed := pushed + 1, child))

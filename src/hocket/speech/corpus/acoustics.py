@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Signal: TypeAlias = NDArray[np.float64]
 
 FULL_SCALE = 32767.0
+CLOSURE = 0.01  # of the peak (-40 dB): quieter is the closure of a stop
 ACTIVE = 0.02  # of the peak: quieter samples are pauses and do not count as speech level
 
 
@@ -66,17 +67,25 @@ def speech_power(x: Signal) -> float:
     return float(np.mean(loud**2)) if len(loud) else 0.0
 
 
+def silence_before(x: Signal, at: int, longest: int = 2000, step: int = 40) -> int:
+    """Return where the silence that ends at sample `at` begins; `at` itself if there is none."""
+    quiet = CLOSURE * float(np.abs(x).max()) if len(x) else 0.0
+    start = at - step  # the release may be marked a little late
+    while start - step >= max(0, at - longest) and np.abs(x[start - step : start]).max() < quiet:
+        start -= step
+    return start if start < at - step else at
+
+
 def add_noise(x: Signal, noise: Signal, snr_db: float) -> Signal:
     """Add unit-power `noise` (as long as `x`) at a signal-to-noise ratio."""
     mixed: Signal = x + noise * np.sqrt(speech_power(x)) * 10.0 ** (-snr_db / 20)
     return mixed
 
 
-def set_level(x: Signal, peak: float) -> NDArray[np.int16]:
-    """Scale to a peak (a share of full scale) and round."""
+def set_peak(x: Signal, peak: float) -> Signal:
+    """Scale so that the highest sample is `peak`, a share of full scale."""
     highest = np.abs(x).max() if len(x) else 0.0
-    scaled = x * (peak * FULL_SCALE / highest) if highest > 0 else x
-    return np.rint(scaled).astype(np.int16)
+    return x * (peak * FULL_SCALE / highest) if highest > 0 else x
 
 
 def _unit_power(x: Signal) -> Signal:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,10 +42,12 @@ NUM_NOISES: Final = {"train": 24, "dev": 8, "test": 8}
 NUM_ROOMS: Final = {"train": 40, "dev": 12, "test": 12}
 NOISE_S: Final = 12.0
 BABBLE_EVERY: Final = 3  # every third noise recording is babble
-SPEAKER_S: Final = 60.0  # of speech by one speaker, at most, unless voices run out
+SPEAKER_S: Final = 20.0  # of speech by one speaker, unless voices run out
 ROOM_SHARE: Final = 0.7  # of the utterances, the rest were said close to the microphone
 COMMA_SHARE: Final = 0.15  # of the gaps between words: a pause
 NOISE_LEVEL: Final = 3000.0
+STOPS: Final = frozenset(["p", "t", "k", "b", "d", "g", "t[", "tS", "dZ"])
+FLOOR: Final = 3.0  # of the microphone itself, in int16 steps: no recording is silent to the bit
 
 Sentence = Callable[[np.random.Generator], list[str]]
 SENTENCES: Final[dict[str, Sentence]] = {"digits": digits.sentence}
@@ -76,7 +79,7 @@ class CorpusOptions:
         if self.snr_db is not None:
             low, high = self.snr_db
             require(low <= high, f"--snr {low:g}:{high:g} runs backwards: give {high:g}:{low:g}")
-            require(-30 <= low and high <= 100, "--snr is in dB and lies between -30 and 100")
+            require(low >= -30 and high <= 100, "--snr is in dB and lies between -30 and 100")
 
     def split_s(self, split: str) -> float:
         """Return how many seconds of speech a split has."""
@@ -178,8 +181,12 @@ def _speak(
     voice: str,
     rate: int,
     pitch: int,
-) -> tuple[Signal, list[str], list[espeak.Phone]]:
-    """Say one sentence; return it at the corpus's sample rate, with its words and phonemes."""
+) -> tuple[Signal, list[str], list[tuple[str, float, int]]]:
+    """Say one sentence; return it at the corpus's sample rate, its words, its phonemes with times.
+
+    espeak-ng calls the release of a stop its beginning (seen in the audio: 40 ms of silence before
+    it). The closure belongs to the stop, so a stop is said here to begin where silence does.
+    """
     words = SENTENCES[options.kind](rng)
     commas = rng.random(len(words)) < COMMA_SHARE
     text = " ".join(w + "," * int(comma) for w, comma in zip(words, commas, strict=True))
@@ -192,8 +199,17 @@ def _speak(
     )
     if len(spoken.samples) == 0:
         raise SpeechError(f"espeak-ng said nothing for {text!r} with the voice {voice!r}")
-    signal = _resample(spoken.samples.astype(np.float64), synthesiser.sample_rate, options.sample_rate)
-    return signal, words, spoken.phones
+    signal = _resample(
+        spoken.samples.astype(np.float64), synthesiser.sample_rate, options.sample_rate
+    )
+    timed = []
+    for previous, phone in pairwise([espeak.Phone(espeak.PAUSE, 0, -1), *spoken.phones]):
+        at_s = phone.sample / synthesiser.sample_rate
+        if phone.name in STOPS and previous.name != espeak.PAUSE:
+            at_s = acoustics.silence_before(signal, int(at_s * options.sample_rate))
+            at_s /= options.sample_rate
+        timed.append((phone.name, at_s, phone.word))
+    return signal, words, timed
 
 
 def _resample(x: Signal, from_rate: int, to_rate: int) -> Signal:
@@ -227,7 +243,7 @@ def speak(job: tuple[CorpusOptions, Speaker, Path]) -> dict[str, Any]:
     while seconds < speaker.seconds:
         name = f"{speaker.id}-{len(utterances):04d}"
         lead_s, trail_s = rng.uniform(0.1, 0.4), rng.uniform(0.05, 0.3)
-        signal, words, phones = _speak(
+        signal, words, timed = _speak(
             synthesiser, options, rng, speaker.voice, speaker.rate, speaker.pitch
         )
         pads = [np.zeros(int(s * options.sample_rate)) for s in (lead_s, trail_s)]
@@ -236,7 +252,7 @@ def speak(job: tuple[CorpusOptions, Speaker, Path]) -> dict[str, Any]:
         soundfile.write(path, samples, options.sample_rate, subtype="PCM_16")
         duration = len(samples) / options.sample_rate
         shift = len(pads[0]) / options.sample_rate
-        timed = [(p.name, shift + p.sample / synthesiser.sample_rate, p.word) for p in phones]
+        timed = [(name, shift + at_s, word) for name, at_s, word in timed]
         utterances.append(
             {"id": name, "wav": path.relative_to(root).as_posix(), "words": words}
             | {"duration_s": duration, "phones": timed}
@@ -268,7 +284,8 @@ class Microphone:
         """Return the samples a microphone would have given, and how they came about."""
         peak = float(rng.uniform(0.1, 0.8))
         if self._options.snr_db is None:
-            return acoustics.set_level(signal, peak), {"noise": None, "snr_db": None, "room": None}
+            facts: dict[str, Any] = {"noise": None, "snr_db": None, "room": None}
+            return self._digitised(rng, signal, peak), facts
         number = None
         if rng.random() < ROOM_SHARE:
             number = int(rng.integers(NUM_ROOMS[self._split]))
@@ -281,7 +298,13 @@ class Microphone:
         snr_db = float(rng.uniform(*self._options.snr_db))
         mixed = acoustics.add_noise(signal, piece, snr_db)
         facts = {"noise": name, "snr_db": round(snr_db, 2), "room": number}
-        return acoustics.set_level(mixed, peak), facts
+        return self._digitised(rng, mixed, peak), facts
+
+    def _digitised(
+        self, rng: np.random.Generator, signal: Signal, peak: float
+    ) -> np.ndarray[Any, np.dtype[np.int16]]:
+        scaled = acoustics.set_peak(signal, peak) + rng.normal(size=len(signal)) * FLOOR
+        return np.rint(scaled).astype(np.int16)
 
 
 # ---------------------------------------------------------------------------- the whole
@@ -310,9 +333,7 @@ def build(
             pass
     records = list(_spoken(options, speakers, root, jobs, show))
     for split in SPLITS:
-        _write_data_directory(
-            root / split, [r for r in records if r["speaker"]["split"] == split]
-        )
+        _write_data_directory(root / split, [r for r in records if r["speaker"]["split"] == split])
     _write_lexicon(root / "lexicon.txt", records)
     facts |= {
         split: {

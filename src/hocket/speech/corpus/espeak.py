@@ -26,6 +26,7 @@ _EVENT_END, _EVENT_WORD, _EVENT_PHONEME = 0, 1, 7
 _RATE, _PITCH, _RANGE = 1, 3, 4
 _UTF8: Final = 1
 _STRESS: Final = "',%=|"  # marks before a phoneme's name that are not part of it
+_VARIANT: Final = "0123456789#-"  # marks after it
 PAUSE: Final = "SIL"
 
 ACCENTS: Final = (
@@ -40,16 +41,27 @@ ACCENTS: Final = (
 )
 # Robots, whispers and demons: nobody speaks to a recogniser like that.
 _LEFT_OUT: Final = frozenset(
-    "Demonic UniRobot anikaRobot whisper whisperf croak fast shelby Tweaky AnxiousAndy".split()
+    [
+        "Demonic",
+        "UniRobot",
+        "anikaRobot",
+        "whisper",
+        "whisperf",
+        "croak",
+        "fast",
+        "shelby",
+        "Tweaky",
+        "AnxiousAndy",
+    ]
 )
 
 
 class _Name(c.Union):
-    _fields_ = [("number", c.c_int), ("name", c.c_char_p), ("string", c.c_char * 8)]  # noqa: RUF012
+    _fields_ = [("number", c.c_int), ("name", c.c_char_p), ("string", c.c_char * 8)]
 
 
 class _Event(c.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("type", c.c_int),
         ("unique_identifier", c.c_uint),
         ("text_position", c.c_int),
@@ -125,14 +137,18 @@ class Espeak:
             if event.type == _EVENT_WORD:
                 self._word += 1
             elif event.type == _EVENT_PHONEME:
-                name = event.id.string.decode("utf8", "replace").lstrip(_STRESS)
+                name = _phone_name(event.id.string.decode("utf8", "replace"))
                 if name:
-                    self._phones.append(Phone(_phone_name(name), event.sample, self._word))
+                    self._phones.append(Phone(name, event.sample, self._word))
         return 0
 
 
 def _phone_name(name: str) -> str:
-    return PAUSE if name.startswith("_") else name
+    """The phoneme without marks of stress and of variants (aI2 is aI, r- is r); may be empty."""
+    if name.startswith("_"):
+        return PAUSE
+    plain = name.lstrip(_STRESS).strip(";")
+    return plain.rstrip(_VARIANT) or plain
 
 
 def _loader() -> Any:

@@ -1,0 +1,335 @@
+"""The commands of the speech side: corpus, prepare, decode, score. Thin, like `cli.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hocket.errors import ConfigError, HocketError
+from hocket.parallel import default_jobs
+
+_CORPUS = """\
+Speaks connected digits with espeak-ng: many voices, accents, rates and pitches; rooms and noise;
+train, dev and test with different voices and noise, half of the speakers women. The same seed gives
+the same audio. Needs the extra: pip install 'hocket[corpus]'.
+
+examples:
+  hocket corpus digits --out data/digits --hours 0.5 --snr 5:20
+  hocket corpus digits --out data/clean --hours 0.2 --clean
+
+what comes out:
+  DIR/train DIR/dev DIR/test   Kaldi data directories; phones.ctm holds the phoneme times
+  DIR/lexicon.txt              the synthesiser's own pronunciations
+"""
+
+_PREPARE = """\
+From audio to what a network is trained on: features, a lexicon, a GMM-HMM (flat start, monophones,
+tied triphones), an alignment, a decoding graph, and the GMM-HMM's own word error rate.
+
+DATA holds the Kaldi data directories train, dev and test, or is one itself; what is missing is held
+out of train. Each step is kept until its input or its options change, so an interrupted or repeated
+call goes on where it must. Bad utterances are left out, counted, and listed in EXP/left_out.txt.
+
+examples:
+  hocket prepare data/digits --out exp/digits
+  hocket prepare data/mine --out exp/mine --lexicon my_lexicon.txt --senones 1000
+then:
+  hocket train exp/digits --strategy kstep --learners 2 --out runs/digits
+"""
+
+_DECODE = """\
+Recognises with the network that a run ended with. Acoustic scale and word penalty are tuned on dev
+(the grid is widened until the best lies inside), then the test set is decoded and scored.
+
+examples:
+  hocket decode runs/digits
+  hocket decode runs/digits --split dev --beam 15
+
+writes RUN/decode/test.hyp (Kaldi's text format) and RUN/decode/result.json
+"""
+
+_SCORE = """\
+Word error rate with a 95 % bootstrap interval, errors by kind and by speaker.
+
+examples:
+  hocket score runs/digits                               # a decoded run, or a prepared experiment
+  hocket score my.hyp --ref data/digits/test/text        # any two files in Kaldi's text format
+  hocket score my.hyp --ref data/digits/test             # ... with speakers from utt2spk
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the speech commands to the parser."""
+    _add_corpus(_command(commands, "corpus", "make a corpus of synthetic speech", _CORPUS))
+    _add_prepare(_command(commands, "prepare", "make an experiment of a corpus", _PREPARE))
+    _add_decode(_command(commands, "decode", "recognise with a trained network", _DECODE))
+    _add_score(_command(commands, "score", "count word errors", _SCORE))
+
+
+def _command(commands: Any, name: str, short: str, text: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=short,
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return added
+
+
+def _jobs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--jobs", type=int, metavar="N", default=None, help="processes (default: one per core)"
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _num_jobs(args: argparse.Namespace) -> int:
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, not {args.jobs}")
+    return args.jobs or default_jobs()
+
+
+def needs(error: ImportError) -> HocketError:
+    """Say which extra brings what could not be imported."""
+    extra = "corpus" if error.name in ("espeakng_loader", "scipy") else "speech"
+    return HocketError(f"{error.name} is not installed: pip install 'hocket[{extra}]'")
+
+
+# ---------------------------------------------------------------------------- corpus
+
+
+def _add_corpus(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("kind", choices=["digits"], help="what is said")
+    add("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    add("--hours", type=float, default=0.5, metavar="H", help="of training speech (default 0.5)")
+    add(
+        "--held-out-hours",
+        type=float,
+        metavar="H",
+        help="of dev and of test (default: a tenth of --hours, at least 0.1)",
+    )
+    add("--snr", default=None, metavar="A:B", help="noise, in dB below speech (default 5:20)")
+    add("--clean", action="store_true", help="neither noise nor rooms")
+    add("--sample-rate", type=int, default=16000, metavar="HZ", help="8000 or 16000 (default)")
+    add("--seed", type=int, default=0, metavar="S", help="another seed, another corpus")
+    _jobs(command)
+
+
+def _corpus(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.corpus.build import CorpusOptions, build
+    except ImportError as error:
+        raise needs(error) from error
+    if args.clean and args.snr:
+        raise ConfigError(f"--snr {args.snr} cannot take effect beside --clean: leave one out")
+    options = CorpusOptions(
+        kind=args.kind,
+        hours=args.hours,
+        held_out_hours=args.held_out_hours,
+        snr_db=None if args.clean else _snr(args.snr or "5:20"),
+        sample_rate=args.sample_rate,
+        seed=args.seed,
+    )
+    facts = build(options, args.out, jobs=_num_jobs(args), show=not args.quiet)
+    for split in ("train", "dev", "test"):
+        one = facts[split]
+        print(
+            f"{split}: {one['hours']:.2f} h, {one['utterances']:,} utterances by "
+            f"{one['speakers']} speakers"
+        )
+    print(f"next: hocket prepare {args.out} --out exp/{args.out.name}")
+    return 0
+
+
+def _snr(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        return float(low), float(high if colon else low)
+    except ValueError:
+        raise ConfigError(f"--snr takes A:B in dB, for example 5:20, not {text!r}") from None
+
+
+# ---------------------------------------------------------------------------- prepare
+
+
+def _add_prepare(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("data", type=Path, metavar="DATA", help="a folder of Kaldi data directories, or one")
+    add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
+    add(
+        "--lexicon",
+        default="cmudict",
+        metavar="SOURCE",
+        help="cmudict (espeak-ng fills its gaps), espeak, or a file (default cmudict)",
+    )
+    add("--senones", type=int, default=200, metavar="N", help="outputs of the network (200)")
+    add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (40)")
+    add(
+        "--normalisation",
+        choices=["speaker", "utterance", "none"],
+        default="speaker",
+        help="mean and variance per speaker (default) or utterance, for the GMM-HMM",
+    )
+    add("--lm-order", type=int, default=3, metavar="N", help="of the n-gram (3)")
+    add(
+        "--held-out",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="of train, for a split that DATA lacks (0.1)",
+    )
+    _jobs(command)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.gmm_training import GMMOptions
+        from hocket.speech.prepare import Preparation, PrepareOptions
+    except ImportError as error:
+        raise needs(error) from error
+    options = PrepareOptions(
+        lexicon=args.lexicon,
+        num_bins=args.num_bins,
+        normalisation=args.normalisation,
+        lm_order=args.lm_order,
+        held_out=args.held_out,
+        gmm=GMMOptions(senones=args.senones),
+    )
+    done = Preparation(args.data, args.out, options, _num_jobs(args), show=not args.quiet).run()
+    print(f"{done.system}: {done.split} {done.score}")
+    print(f"next: hocket train {args.out} --out runs/{args.out.name}")
+    return 0
+
+
+# ---------------------------------------------------------------------------- decode and score
+
+
+def _add_decode(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("run", type=Path, metavar="RUN", help="a run directory of `hocket train EXP`")
+    add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
+    add("--beam", type=float, default=12.0, metavar="X", help="wider is slower and surer (12)")
+    add("--max-active", type=int, default=3000, metavar="N", help="paths kept per frame (3000)")
+    _jobs(command)
+
+
+def _decode(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.decoding import Search
+        from hocket.speech.recognition import decode_run
+    except ImportError as error:
+        raise needs(error) from error
+    found = decode_run(
+        args.run,
+        split=args.split,
+        jobs=_num_jobs(args),
+        search=Search(args.beam, args.max_active),
+        show=not args.quiet,
+    )
+    print(
+        f"tuned on dev: acoustic scale {found.setting.scale:.3g}, word penalty "
+        f"{found.setting.penalty:g}"
+        + ("" if found.inside else " (at the edge of the grid: something is odd with this model)")
+    )
+    print(f"dev {found.dev}")
+    if found.split != "dev":
+        print(f"{found.split} {found.score}")
+    print(f"{found.real_time_factor:.0f} x real time with {found.jobs} processes")
+    return 0
+
+
+def _add_score(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("what", type=Path, metavar="WHAT", help="a decoded run, an experiment, or a .hyp file")
+    add("--ref", type=Path, metavar="TEXT", help="the reference, if WHAT is a file")
+    add("--json", action="store_true", help="for programs")
+
+
+def _score(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.evaluation import Evaluation
+        from hocket.speech.scoring import Score, score
+    except ImportError as error:
+        raise needs(error) from error
+    found: Score
+    if args.what.is_dir():
+        if args.ref is not None:
+            raise ConfigError("--ref cannot take effect: a run has its own reference")
+        inner = next((d for d in ("decode", "gmm") if (args.what / d).is_dir()), None)
+        if inner is None:
+            raise ConfigError(
+                f"{args.what} holds no decoded words: first `hocket decode {args.what}`"
+            )
+        evaluation = Evaluation.read(args.what / inner)
+        found, title = evaluation.score, f"{evaluation.system}, {evaluation.split}"
+    else:
+        found = _score_files(args, score)
+        title = args.what.name
+    if args.json:
+        print(json.dumps(_as_json(found), indent=1))
+        return 0
+    print(f"{title}: {found}")
+    print(f"{found.wrong_utterances:,} of {found.utterances:,} utterances have an error")
+    if len(found.speakers) > 1:
+        Console(soft_wrap=True).print(_speaker_table(found))
+    return 0
+
+
+def _score_files(args: argparse.Namespace, score: Any) -> Any:
+    from hocket.speech.datadir import read_table
+
+    if args.ref is None:
+        raise ConfigError(f"give the reference of {args.what}: --ref data/test/text")
+    text, speakers = args.ref, None
+    if args.ref.is_dir():
+        text = args.ref / "text"
+        if (args.ref / "utt2spk").exists():
+            speakers = read_table(args.ref / "utt2spk")
+    refs = {k: v.split() for k, v in read_table(text).items()}
+    hyps = {k: v.split() for k, v in read_table(args.what).items()}
+    return score(refs, hyps, speakers)
+
+
+def _as_json(found: Any) -> dict[str, Any]:
+    def errors(e: Any) -> dict[str, Any]:
+        kinds = ("words", "substitutions", "deletions", "insertions")
+        return {"wer": e.rate} | {k: getattr(e, k) for k in kinds}
+
+    return errors(found.errors) | {
+        "low": found.low,
+        "high": found.high,
+        "speakers": {who: errors(e) for who, e in found.speakers.items()},
+    }
+
+
+def _speaker_table(found: Any) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.add_column("speaker")
+    for heading in ("words", "sub", "del", "ins", "WER"):
+        table.add_column(heading, justify="right")
+    for who, e in sorted(found.speakers.items(), key=lambda kv: -kv[1].rate):
+        table.add_row(
+            who,
+            f"{e.words:,}",
+            str(e.substitutions),
+            str(e.deletions),
+            str(e.insertions),
+            f"{e.rate:.1%}",
+        )
+    return table
+
+
+COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "corpus": _corpus,
+    "prepare": _prepare,
+    "decode": _decode,
+    "score": _score,
+}

@@ -1,0 +1,1 @@
+"""What runs came to, to be looked at: charts and one self-contained HTML page."""

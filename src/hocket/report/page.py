@@ -1,0 +1,211 @@
+"""One HTML page of several runs: the table, curves, word error rates, timelines.
+
+Everything is inside the file (style, drawings, numbers): it can be mailed, or kept beside a paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from hocket.report import charts
+from hocket.report.charts import COLOURS, Bar, Series
+from hocket.report.runs import COMMUNICATE, COMPUTE, EVALUATE, RunRecord, WordErrors
+
+KINDS: Final = {COMPUTE: "#3a8f5c", COMMUNICATE: "#d1622b", EVALUATE: "#8a5bb0"}
+WAITING: Final = "#e4e1da"
+ZOOM_MINIBATCHES: Final = 60
+GMM_COLOUR: Final = "#8d8d8d"
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fbfaf7; margin: 2rem auto;
+  max-width: 980px; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin-bottom: 0.2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
+table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left; color: #666 }
+th, td { padding: 0.3rem 0.8rem; text-align: right; border-bottom: 1px solid #ddd8cc }
+th:first-child, td:first-child { text-align: left } thead th { border-bottom: 2px solid #999 }
+svg { background: #fff; border: 1px solid #e4e0d6; border-radius: 4px;
+  margin: 0.3rem 0.3rem 0.3rem 0; max-width: 100%; height: auto; font-family: system-ui, sans-serif }
+.grid { stroke: #eceae4 } .axis { stroke: #999 } .line { fill: none; stroke-width: 2 }
+.tick { font-size: 11px; fill: #666 } .label { font-size: 12px; fill: #444 }
+.title { font-size: 13px; font-weight: 600; fill: #222 } .idle { fill: #e4e1da }
+.whisker { stroke: #222; stroke-width: 1.5; fill: none }
+.key { display: inline-block; margin-right: 1.2rem } .key i { display: inline-block; width: 0.9em;
+  height: 0.9em; border-radius: 2px; margin-right: 0.4em; vertical-align: -0.1em }
+.note { color: #555; max-width: 75ch } code { background: #f0ede5; padding: 0 0.3em }
+"""
+
+
+def write_page(
+    path: Path,
+    title: str,
+    runs: Sequence[RunRecord],
+    *,
+    gmm: WordErrors | None = None,
+    target_loss: float | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the page; the first run is the one that others are compared with."""
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        *(f'<p class="note">{escape(note)}</p>' for note in notes),
+        _table(runs, gmm, target_loss),
+        "<h2>Learning</h2>",
+        _legend([(run.name, COLOURS[n % len(COLOURS)]) for n, run in enumerate(runs)]),
+        _curves(runs),
+        _word_errors(runs, gmm),
+        _timelines(runs),
+        _facts(runs),
+    ]
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"{''.join(parts)}</body></html>\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page)
+
+
+def headings(target_loss: float | None) -> list[str]:
+    """Return the table's columns, for the page and the terminal alike."""
+    reached = [f"to loss {target_loss:g}"] if target_loss is not None else []
+    return ["strategy", "wall time", "speed-up", *reached, "dev loss", "frame acc.", "WER"]
+
+
+def rows(
+    runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float | None
+) -> list[list[str]]:
+    """Return the table's cells: one row a run, and the GMM-HMM's."""
+    found = []
+    for run in runs:
+        base = runs[0]
+        reached = []
+        if target_loss is not None:
+            mine, theirs = run.time_to(target_loss), base.time_to(target_loss)
+            reached = [f"{theirs / mine:.2f}" if mine and theirs else "-"]
+        found.append(
+            [
+                run.name,
+                f"{run.summary['train_s']:.1f} s",
+                f"{run.frames_per_s / base.frames_per_s:.2f}",
+                *reached,
+                f"{run.summary['loss']:.3f}",
+                f"{run.summary['accuracy']:.1%}",
+                _wer(run.errors),
+            ]
+        )
+    if gmm is not None:
+        blanks = ["-"] * (len(headings(target_loss)) - 2)
+        found.append(["GMM-HMM (max. likelihood)", *blanks, _wer(gmm)])
+    return found
+
+
+def _wer(errors: WordErrors | None) -> str:
+    if errors is None:
+        return "-"
+    return f"{errors.rate:.1%} [{errors.low:.1%}, {errors.high:.1%}]"
+
+
+def _table(runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float | None) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in headings(target_loss))
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows(runs, gmm, target_loss)
+    )
+    return (
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        '<p class="note">Wall time is training alone; evaluation and checkpoints are left out. '
+        "Speed-up is frames per second against the first row"
+        + (
+            f"; the column after it compares the time until the dev loss is {target_loss:g}"
+            if target_loss is not None
+            else ""
+        )
+        + ". WER: on the test set, with its 95 % bootstrap interval; acoustic scale and word "
+        "penalty are tuned on dev for each row.</p>"
+    )
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    keys = "".join(
+        f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
+        for name, colour in entries
+    )
+    return f"<p>{keys}</p>"
+
+
+def _curves(runs: Sequence[RunRecord]) -> str:
+    def chart(title: str, by_time: bool, accuracy: bool) -> str:
+        series = [
+            Series(
+                run.name,
+                [
+                    (
+                        p.train_s if by_time else float(p.frames),
+                        p.accuracy if accuracy else p.loss,
+                    )
+                    for p in run.points
+                ],
+                COLOURS[n % len(COLOURS)],
+            )
+            for n, run in enumerate(runs)
+        ]
+        x_label = "seconds of training" if by_time else "frames"
+        return charts.lines(title, x_label, series, percent=accuracy)
+
+    return "".join(
+        chart(
+            f"dev {'frame accuracy' if accuracy else 'loss'} against {against}", by_time, accuracy
+        )
+        for accuracy in (False, True)
+        for by_time, against in ((True, "time"), (False, "frames"))
+    )
+
+
+def _word_errors(runs: Sequence[RunRecord], gmm: WordErrors | None) -> str:
+    found = [
+        Bar(run.name, run.errors.rate, run.errors.low, run.errors.high, COLOURS[n % len(COLOURS)])
+        for n, run in enumerate(runs)
+        if run.errors is not None
+    ]
+    if gmm is not None:
+        found.append(Bar("GMM-HMM (max. likelihood)", gmm.rate, gmm.low, gmm.high, GMM_COLOUR))
+    if not found:
+        return ""
+    return "<h2>Word error rate</h2>" + charts.bars(
+        "test set, with 95 % bootstrap intervals over utterances", found
+    )
+
+
+def _timelines(runs: Sequence[RunRecord]) -> str:
+    parts = []
+    for run in runs:
+        if not run.stretches:
+            continue
+        end = max(s.end for s in run.stretches)
+        parts.append(charts.shares(f"{run.name}: where the time went", run.stretches, end, KINDS))
+        if len(run.summary["learners"]) > 1:
+            steps = [s.end - s.start for s in run.stretches if s.kind == COMPUTE]
+            wide = min(end, ZOOM_MINIBATCHES * median(steps))
+            start = 0.5 * (end - wide)
+            close = f"{run.name}: {wide:.2g} s from the middle, minibatch by minibatch"
+            parts.append(charts.timeline(close, run.stretches, start, start + wide, KINDS))
+    if not parts:
+        return ""
+    legend = _legend([*KINDS.items(), ("waiting and bookkeeping", WAITING)])
+    return "<h2>What each learner did</h2>" + legend + "".join(parts)
+
+
+def _facts(runs: Sequence[RunRecord]) -> str:
+    versions = runs[0].config["versions"]
+    listed = ", ".join(f"{name} {value}" for name, value in versions.items())
+    paths = "".join(
+        f"<li><code>{escape(run.path.name)}</code>: rate {run.config['optimizer'].get('lr')}, "
+        f"{run.summary['frames']:,} frames, {run.summary['frames_per_s']:,.0f} frames/s</li>"
+        for run in runs
+    )
+    return f"<h2>Made with</h2><p class='note'>{escape(listed)}</p><ul>{paths}</ul>"

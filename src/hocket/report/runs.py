@@ -1,0 +1,98 @@
+"""Reading back what runs left: curves, timelines, word error rates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import ConfigError
+from hocket.report.charts import Stretch
+
+COMPUTE, COMMUNICATE, EVALUATE = "compute", "communicate", "evaluate"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation."""
+
+    train_s: float
+    frames: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class WordErrors:
+    """A word error rate with its interval."""
+
+    rate: float
+    low: float
+    high: float
+    words: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What the page tells of one run."""
+
+    name: str
+    path: Path
+    config: dict[str, Any]
+    points: list[Point]
+    summary: dict[str, Any]
+    stretches: list[Stretch]
+    errors: WordErrors | None
+
+    @property
+    def frames_per_s(self) -> float:
+        """Throughput, evaluation left out."""
+        return float(self.summary["frames_per_s"])
+
+    def time_to(self, loss: float) -> float | None:
+        """Return the training time until the dev loss was first this low."""
+        return next((p.train_s for p in self.points if p.loss <= loss), None)
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory; it must have ended."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no run directory that can be read: {error}") from error
+    summary = next((row for row in reversed(rows) if row["event"] == "summary"), None)
+    if summary is None:
+        raise ConfigError(f"{path} has not ended yet: finish it with --resume --out {path}")
+    points = [
+        Point(row["train_s"], row["frames"], row["loss"], row["accuracy"])
+        for row in rows
+        if row["event"] == "eval" and row["loss"] is not None
+    ]
+    learners = config["runtime"]["learners"]
+    name = f"{config['strategy']['name']}, {learners} learner{'s' if learners > 1 else ''}"
+    errors = read_errors(path / "decode" / "result.json")
+    return RunRecord(name, path, config, points, summary, _stretches(path), errors)
+
+
+def read_errors(path: Path) -> WordErrors | None:
+    """Read a decoded result, if there is one."""
+    if not path.exists():
+        return None
+    score = json.loads(path.read_text())["score"]
+    e = score["errors"]
+    total = e["substitutions"] + e["deletions"] + e["insertions"]
+    return WordErrors(total / e["words"], score["low"], score["high"], e["words"])
+
+
+def _stretches(path: Path) -> list[Stretch]:
+    """Read the trace, if one was kept; instants and draws are left out."""
+    found = []
+    for file in sorted(path.glob("trace*.jsonl")):
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            if row["end_s"] > row["start_s"] and row["kind"] != "draw":
+                kind = row["kind"] if row["kind"] in (COMPUTE, EVALUATE) else COMMUNICATE
+                found.append(Stretch(f"rank {row['rank']}", kind, row["start_s"], row["end_s"]))
+    return found

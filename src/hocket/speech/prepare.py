@@ -1,0 +1,382 @@
+"""From a data directory to a prepared experiment, step by step.
+
+    EXP/data/         the utterances of each split, and those left out
+    EXP/features/     memory-mapped fbank and mfcc of each split
+    EXP/lexicon/      pronunciations
+    EXP/mono/ tri/    GMM-HMMs
+    EXP/alignment/    the senone of every frame of train and dev, and the senones' priors
+    EXP/graph/        the decoding graph
+    EXP/gmm/          the GMM-HMM's own word error rate
+    EXP/left_out.txt  every utterance that was left out, and why
+
+Each step is kept while its inputs and options stay as they are (see `steps.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hocket.errors import require
+from hocket.numerics import stable_seed
+from hocket.parallel import default_jobs
+from hocket.speech import alignment, lm
+from hocket.speech.alignment import GMMHMM, Corpus, Pass
+from hocket.speech.datadir import (
+    DataDirectory,
+    Utterance,
+    is_data_directory,
+    read_data_directory,
+    reasons,
+)
+from hocket.speech.decoding import Decoder, GMMScorer
+from hocket.speech.errors import SpeechError
+from hocket.speech.evaluation import Evaluation, evaluate
+from hocket.speech.extraction import common_sample_rate, write_store
+from hocket.speech.features import Kind
+from hocket.speech.gmm_training import GMMOptions, Trainer, collect
+from hocket.speech.graph import decoding_graph
+from hocket.speech.lexicon import lexicon_for, read_lexicon
+from hocket.speech.reference import agreement
+from hocket.speech.senones import Senones
+from hocket.speech.steps import Facts, Steps, file_state
+from hocket.speech.store import FeatureStore, Normalisation
+
+SPLITS: Final = ("train", "dev", "test")
+KINDS: Final[tuple[Kind, ...]] = ("fbank", "mfcc")
+MIN_SPEAKERS: Final = 10  # with fewer, held-out utterances come from the training speakers
+VERSION: Final = 1  # of what the steps compute; another number does all again
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What decides a prepared experiment."""
+
+    lexicon: str = "cmudict"
+    num_bins: int = 40
+    normalisation: Normalisation = "speaker"
+    lm_order: int = 3
+    held_out: float = 0.1  # share of the training data for a split that the data lacks
+    gmm: GMMOptions = field(default_factory=GMMOptions)
+
+    def __post_init__(self) -> None:
+        require(self.num_bins >= 3, f"num_bins must be at least 3, not {self.num_bins}")
+        require(0 < self.held_out < 0.5, f"held_out must lie between 0 and 0.5: {self.held_out}")
+        require(self.lm_order >= 1, f"lm_order must be at least 1, not {self.lm_order}")
+
+
+@dataclass
+class Preparation:
+    """One call of `hocket prepare`."""
+
+    source: Path
+    folder: Path
+    options: PrepareOptions = field(default_factory=PrepareOptions)
+    jobs: int = field(default_factory=default_jobs)
+    show: bool = True
+    say: Callable[[str], None] = print
+
+    def run(self) -> Evaluation:
+        """Do all steps; return how well the GMM-HMM recognises."""
+        if not self.source.is_dir():
+            raise SpeechError(f"{self.source}: no such folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.steps = Steps(self.folder, self.say)
+        self.steps.run("data", self._data_inputs(), (), self._data)
+        self.steps.run("features", self._feature_inputs(), ("data",), self._features)
+        self.steps.run("lexicon", self._lexicon_inputs(), ("features",), self._lexicon)
+        self._write_left_out()
+        gmm = asdict(self.options.gmm)
+        mono = {k: gmm[k] for k in ("mono_iterations", "mono_gaussians")}
+        both = {"normalisation": self.options.normalisation, "version": VERSION}
+        self.steps.run("mono", mono | both, ("lexicon",), self._mono)
+        self.steps.run("tri", gmm, ("mono",), self._tri)
+        self.steps.run("alignment", {"version": VERSION}, ("tri",), self._alignment)
+        order = {"lm_order": self.options.lm_order, "version": VERSION}
+        self.steps.run("graph", order, ("tri",), self._graph)
+        self.steps.run("gmm", {"version": VERSION}, ("graph",), self._gmm)
+        self._write_left_out()
+        return Evaluation.read(self.folder / "gmm")
+
+    # ------------------------------------------------------------------ data
+
+    def _data_inputs(self) -> Facts:
+        tables = ("wav.scp", "text", "segments", "utt2spk")
+        folders = [self.source, *(self.source / s for s in SPLITS)]
+        states = [file_state(f / t) for f in folders for t in tables if (f / t).exists()]
+        return {"tables": states, "held_out": self.options.held_out, "version": VERSION}
+
+    def _data(self, out: Path) -> Facts:
+        splits, left_out = read_splits(self.source, self.options.held_out, self.say)
+        for split, utterances in splits.items():
+            rows = [asdict(u) | {"path": str(u.path.resolve())} for u in utterances]
+            (out / f"{split}.json").write_text(json.dumps(rows))
+        counts = {split: len(utterances) for split, utterances in splits.items()}
+        said = ", ".join(f"{n:,} {split}" for split, n in counts.items()) + " utterances"
+        return {"said": _with(said, left_out), "left_out": left_out, "utterances": counts}
+
+    def _utterances(self, split: str) -> list[Utterance]:
+        path = self.folder / "data" / f"{split}.json"
+        rows = json.loads(path.read_text()) if path.exists() else []
+        return [
+            Utterance(
+                r["id"], r["speaker"], tuple(r["words"]), Path(r["path"]), r["start_s"], r["end_s"]
+            )
+            for r in rows
+        ]
+
+    def _splits(self) -> list[str]:
+        return [s for s in SPLITS if (self.folder / "data" / f"{s}.json").exists()]
+
+    # ------------------------------------------------------------------ features
+
+    def _feature_inputs(self) -> Facts:
+        paths = sorted({u.path for s in self._splits() for u in self._utterances(s)})
+        return {
+            "audio": [file_state(p) for p in paths],
+            "num_bins": self.options.num_bins,
+            "version": VERSION,
+        }
+
+    def _features(self, out: Path) -> Facts:
+        left_out: dict[str, str] = {}
+        by_split = {split: self._utterances(split) for split in self._splits()}
+        everybody = [u for utterances in by_split.values() for u in utterances]
+        rate, num_samples = common_sample_rate(everybody, left_out)
+        hours = {}
+        for split, utterances in by_split.items():
+            write_store(
+                out / split,
+                utterances,
+                num_samples,
+                rate,
+                KINDS,
+                num_bins=self.options.num_bins,
+                left_out=left_out,
+                jobs=self.jobs,
+                show=self.show,
+            )
+            store = FeatureStore(out / split, "fbank")
+            if len(store) == 0:
+                raise SpeechError(f"nothing is left of {split}: {reasons(left_out)}")
+            hours[split] = round(store.seconds / 3600, 4)
+        listed = ", ".join(f"{h:.2f} h {split}" for split, h in hours.items())
+        said = f"{listed} at {rate} Hz"
+        facts = {"said": _with(said, left_out), "left_out": left_out}
+        return facts | {"hours": hours, "sample_rate": rate}
+
+    def store(self, split: str, kind: Kind = "mfcc") -> FeatureStore:
+        """Open the features of a split."""
+        return FeatureStore(self.folder / "features" / split, kind, self.options.normalisation)
+
+    # ------------------------------------------------------------------ lexicon
+
+    def _lexicon_inputs(self) -> Facts:
+        source = self.options.lexicon
+        state = file_state(Path(source)) if Path(source).is_file() else source
+        return {"lexicon": state, "version": VERSION}
+
+    def _lexicon(self, out: Path) -> Facts:
+        words = {w for s in ("train", "dev") for sentence in self.store(s).words for w in sentence}
+        lexicon, missing = lexicon_for(words, self.options.lexicon)
+        if not lexicon.entries:
+            examples = ", ".join(sorted(words)[:5])
+            raise SpeechError(
+                f"no word of the transcripts ({examples}, ...) has a pronunciation in "
+                f"{self.options.lexicon}: are they in another language or spelling? Give your own "
+                "lexicon with --lexicon FILE"
+            )
+        lexicon.write(out / "lexicon.txt")
+        corpus = Corpus(self.folder / "features" / "train", out / "lexicon.txt")
+        _, left_out = alignment.usable(corpus)
+        said = f"{len(lexicon.entries):,} words, {len(lexicon.phones)} phones"
+        if missing:
+            listed = ", ".join(f"{w} ({why})" for w, why in list(missing.items())[:3])
+            said += f"; {len(missing)} words without a pronunciation: {listed}"
+        facts = {"said": _with(said, left_out), "left_out": left_out}
+        return facts | {"words": len(lexicon.entries), "missing": missing}
+
+    def corpus(self, split: str) -> Corpus:
+        """What the passes over a split need."""
+        return Corpus(
+            self.folder / "features" / split,
+            self.folder / "lexicon" / "lexicon.txt",
+            self.options.normalisation,
+        )
+
+    # ------------------------------------------------------------------ GMM-HMM
+
+    def _trainer(self, name: str, out: Path) -> Trainer:
+        numbers, _ = alignment.usable(self.corpus("train"))
+        return Trainer(
+            name,
+            self.corpus("train"),
+            numbers,
+            out,
+            self.options.gmm,
+            self.jobs,
+            self.show,
+            self.say,
+        )
+
+    def _mono(self, out: Path) -> Facts:
+        model = self._trainer("mono", out).monophones()
+        states, gaussians = model.senones.num_pdfs, model.gmm.num_gaussians
+        return {"said": f"{states} monophone states, {gaussians:,} Gaussians"}
+
+    def _tri(self, out: Path) -> Facts:
+        start = GMMHMM.load(self.folder / "mono")
+        previous = self.folder / "mono" / "alignment.npy"
+        model = self._trainer("tri", out).triphones(start, previous)
+        senones, gaussians = model.senones.num_pdfs, model.gmm.num_gaussians
+        return {"said": f"{senones} senones, {gaussians:,} Gaussians", "senones": senones}
+
+    def _alignment(self, out: Path) -> Facts:
+        model = self.folder / "tri"
+        senones = Senones.read(model / "tree.json")
+        left_out: dict[str, str] = {}
+        frames = {}
+        for split in ("train", "dev"):
+            corpus, path = self.corpus(split), out / f"{split}.npy"
+            numbers, unusable = alignment.usable(corpus)
+            alignment.new_alignment(path, corpus.open())
+            if len(numbers) == 0:
+                raise SpeechError(f"no utterance of {split} can be aligned: {reasons(unusable)}")
+            what = Pass(corpus, path, model)
+            found = collect(
+                what,
+                numbers,
+                realign=True,
+                title=f"aligning {split}",
+                jobs=self.jobs,
+                show=self.show,
+            )
+            left_out |= unusable | found.failed
+            frames[split] = found.moments.frames
+            if split == "train":
+                np.save(out / "priors.npy", (found.frames + 1) / (found.frames + 1).sum())
+        facts: Facts = {"senones": senones.num_pdfs, "frames": frames, "left_out": left_out}
+        said = ", ".join(f"{n:,} frames of {split}" for split, n in frames.items())
+        found_agreement = agreement(
+            self.source / "train" / "phones.ctm", out / "train.npy", self.store("train"), senones
+        )
+        if found_agreement is not None:
+            said += f"; {found_agreement}"
+            facts["agreement"] = asdict(found_agreement)
+        return facts | {"said": _with(said, left_out)}
+
+    # ------------------------------------------------------------------ decoding
+
+    def _graph(self, out: Path) -> Facts:
+        lexicon = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
+        sentences = self.store("train").words
+        spoken = {w for words in sentences for w in words}
+        vocabulary = [w for w in lexicon.words if w in spoken]
+        model = GMMHMM.load(self.folder / "tri")
+        language = lm.estimate(sentences, vocabulary, self.options.lm_order)
+        graph = decoding_graph(lexicon, language, model.senones, model.loop)
+        graph.write(out)
+        facts: Facts = {"words": len(vocabulary), "states": graph.fst.num_states}
+        said = f"{len(vocabulary):,} words, {self.options.lm_order}-gram, "
+        said += f"{graph.fst.num_states:,} states"
+        if "test" in self._splits():
+            tokens = [w for words in self.store("test").words for w in words]
+            unknown = [w for w in tokens if w not in spoken]
+            facts["unknown_share"] = len(unknown) / len(tokens)
+            if unknown:
+                share = len(unknown) / len(tokens)
+                said += f"; {share:.1%} of the test words never occur in train (say {unknown[0]!r})"
+        return facts | {"said": said}
+
+    def _gmm(self, out: Path) -> Facts:
+        scorer = GMMScorer(
+            self.folder / "features", self.folder / "tri", self.options.normalisation
+        )
+        decoder = Decoder(scorer, self.folder / "graph", jobs=self.jobs, show=self.show)
+        split = "test" if "test" in self._splits() else None
+        found = evaluate(decoder, out, "GMM-HMM (maximum likelihood)", split)
+        return {"said": f"{found.split} {found.score}"}
+
+    def _write_left_out(self) -> None:
+        rows = []
+        for name in ("data", "features", "lexicon", "alignment"):
+            path = self.folder / name / "step.json"
+            if path.exists():
+                left_out = json.loads(path.read_text())["facts"].get("left_out", {})
+                rows += [f"{utterance}\t{name}\t{why}\n" for utterance, why in left_out.items()]
+        (self.folder / "left_out.txt").write_text("".join(rows))
+
+
+def _with(said: str, left_out: dict[str, str]) -> str:
+    return said + (f"; {reasons(left_out)}" if left_out else "")
+
+
+# ---------------------------------------------------------------------------- splits
+
+
+def read_splits(
+    source: Path, held_out: float, say: Callable[[str], None]
+) -> tuple[dict[str, list[Utterance]], dict[str, str]]:
+    """Read train, dev and test; hold out of train what is missing.
+
+    `source` holds the folders train, dev and test (the last two if there are any), or is itself a
+    data directory, of which dev and test are then held out.
+    """
+    found: dict[str, DataDirectory] = {}
+    if is_data_directory(source / "train"):
+        for split in SPLITS:
+            if is_data_directory(source / split):
+                found[split] = read_data_directory(source / split)
+        wanted = ["dev"]
+    elif is_data_directory(source):
+        found["train"] = read_data_directory(source)
+        wanted = ["dev", "test"]
+    else:
+        raise SpeechError(
+            f"{source}: no Kaldi data directory: neither {source / 'train' / 'wav.scp'} nor "
+            f"{source / 'wav.scp'} exists"
+        )
+    left_out = {k: why for directory in found.values() for k, why in directory.left_out.items()}
+    splits = {split: directory.utterances for split, directory in found.items()}
+    _refuse_overlap(splits)
+    for split in wanted:
+        if split not in splits:
+            splits["train"], splits[split], how = hold_out(splits["train"], held_out, split)
+            say(f"no {split} data: {len(splits[split]):,} utterances {how} held out of train")
+    return {split: splits[split] for split in SPLITS if split in splits}, left_out
+
+
+def _refuse_overlap(splits: dict[str, list[Utterance]]) -> None:
+    train = {u.id for u in splits["train"]}
+    for split in ("dev", "test"):
+        both = train & {u.id for u in splits.get(split, [])}
+        if both:
+            raise SpeechError(
+                f"{len(both)} utterances are in train and in {split}, for example {min(both)!r}: "
+                "results would be worthless; remove them from one"
+            )
+
+
+def hold_out(
+    utterances: list[Utterance], share: float, name: str
+) -> tuple[list[Utterance], list[Utterance], str]:
+    """Take about `share` of the utterances away: whole speakers if there are enough of them."""
+    speakers = {u.speaker for u in utterances}
+    by_speaker = MIN_SPEAKERS <= len(speakers) < len(utterances)
+    keys = sorted(speakers if by_speaker else {u.id for u in utterances})
+    keys.sort(key=lambda key: stable_seed("held out", name, key))
+    chosen = set(keys[: max(1, round(share * len(keys)))])
+
+    def taken(u: Utterance) -> bool:
+        return (u.speaker if by_speaker else u.id) in chosen
+
+    how = f"of {len(chosen)} speakers" if by_speaker else "of the training speakers"
+    rest = [u for u in utterances if not taken(u)]
+    if not rest:
+        raise SpeechError(f"{len(utterances)} utterances are too few to hold out any for {name}")
+    return rest, [u for u in utterances if taken(u)], how

@@ -1,0 +1,115 @@
+"""Recognition with a trained network: the run directory is all it needs.
+
+    log p(x | senone) = log P(senone | x) - log P(senone) + a constant                   (1)
+
+The posteriors are the network's, the priors are the senones' shares of the training frames.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import nn
+
+from hocket.models.dnn import DNN
+from hocket.speech.decoding import Decoder, Search
+from hocket.speech.errors import SpeechError
+from hocket.speech.evaluation import Evaluation, evaluate
+from hocket.speech.store import FeatureStore
+from hocket.speech.task import SpeechTask
+
+
+@dataclass(frozen=True)
+class NetworkScorer:
+    """Scores of the network that a run ended with."""
+
+    run: Path
+
+    def store(self, split: str) -> FeatureStore:
+        """Open the features the network was trained on."""
+        task = task_of(self.run)
+        return FeatureStore(task.folder / "features" / split, task.features, task.normalisation)
+
+    def scores(self, store: FeatureStore, number: int) -> NDArray[np.float32]:
+        """Return eq. 1 for every frame and senone."""
+        model, log_prior, context = _network(self.run)
+        frames = np.arange(store.frames[number])
+        x = store.gather(np.full(len(frames), number), frames, context)
+        with torch.inference_mode():
+            posterior = torch.log_softmax(model(torch.from_numpy(x)), dim=1)
+        likelihood: NDArray[np.float32] = (posterior - log_prior).numpy()  # eq. 1
+        return likelihood
+
+
+@lru_cache(maxsize=2)
+def _network(run: Path) -> tuple[nn.Module, torch.Tensor, int]:
+    task = task_of(run)
+    model = task.build_model()
+    model.load_state_dict(load_file(run / "model.safetensors"))
+    priors = np.load(task.folder / "alignment" / "priors.npy")
+    return model.eval(), torch.from_numpy(np.log(priors)).float(), task.context
+
+
+def task_of(run: Path) -> SpeechTask:
+    """Return the task that a run was trained on."""
+    path = run / "config.json"
+    try:
+        tables = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SpeechError(f"{run} is no run directory: {path.name} cannot be read") from error
+    if tables["task"]["name"] != "speech":
+        raise SpeechError(
+            f"{run} was trained on the task {tables['task']['name']!r}, which has no words: decode "
+            "a run of `hocket train EXP`"
+        )
+    if not (run / "model.safetensors").exists():
+        raise SpeechError(
+            f"{run} has no model yet: finish it with `hocket train --resume --out {run}`"
+        )
+    model = DNN(**_known(DNN, tables["model"]))
+    task = SpeechTask(**_known(SpeechTask, tables["task"]), model=model)
+    trained_on, now = tables["facts"]["prepared"], task.describe()["prepared"]
+    if trained_on != now:
+        raise SpeechError(
+            f"{task.folder} was prepared anew after {run} was trained, so its senones are others: "
+            "train again, or prepare as it was"
+        )
+    return task
+
+
+def _known(kind: Any, table: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {key: value for key, value in table.items() if key in names}
+
+
+def decode_run(
+    run: Path, *, split: str | None, jobs: int, search: Search, show: bool = True
+) -> Evaluation:
+    """Tune on dev, decode, and write RUN/decode."""
+    task = task_of(run)
+    have = [s for s in ("dev", "test") if (task.folder / "features" / s).is_dir()]
+    if split is None:
+        split = have[-1]
+    if split not in have:
+        raise SpeechError(
+            f"{task.folder} has no {split!r} split, only {' and '.join(have)}: prepare it from "
+            f"data with a folder {split}, or give --split dev"
+        )
+    graph = task.folder / "graph"
+    if not (graph / "HCLG.fst").exists():
+        raise SpeechError(
+            f"{task.folder} has no decoding graph: finish it with "
+            f"`hocket prepare DATA --out {task.folder}`"
+        )
+    tables = json.loads((run / "config.json").read_text())
+    name = f"{tables['strategy']['name']}, {tables['runtime']['learners']} learner(s)"
+    decoder = Decoder(NetworkScorer(run), graph, search, jobs, show)
+    return evaluate(decoder, run / "decode", name, None if split == "dev" else split)

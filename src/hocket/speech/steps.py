@@ -1,0 +1,80 @@
+"""Steps that are done once: kept when nothing they depend on has changed, else done again.
+
+A step works in FOLDER/NAME.partial and is renamed to FOLDER/NAME when it is complete, with a
+step.json that holds its key: a digest of its options, of its inputs, and of the keys of the steps
+before it. A partial folder with the same key is handed to the step again, so that a long one can go
+on where it was interrupted; any other is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+@dataclass
+class Steps:
+    """The steps of one folder."""
+
+    folder: Path
+    say: Callable[[str], None]
+    keys: dict[str, str] = field(default_factory=dict)
+
+    def run(
+        self, name: str, inputs: Facts, after: tuple[str, ...], make: Callable[[Path], Facts]
+    ) -> Facts:
+        """Do a step unless it is done; return its facts."""
+        key = digest([name, inputs, [self.keys[step] for step in after]])
+        self.keys[name] = key
+        done = self.folder / name
+        kept = _read(done / "step.json")
+        if kept is not None and kept["key"] == key:
+            self.say(f"{name}: kept ({kept['facts'].get('said', 'done before')})")
+            facts: Facts = kept["facts"]
+            return facts
+        partial = self.folder / f"{name}.partial"
+        begun = _read(partial / "begun.json")
+        if begun is None or begun["key"] != key:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            (partial / "begun.json").write_text(json.dumps({"key": key}))
+        started = time.monotonic()
+        facts = make(partial)
+        seconds = round(time.monotonic() - started, 2)
+        record = {"key": key, "facts": facts, "seconds": seconds, "inputs": inputs}
+        (partial / "step.json").write_text(json.dumps(record, indent=1, default=str))
+        (partial / "begun.json").unlink()
+        shutil.rmtree(done, ignore_errors=True)
+        partial.rename(done)
+        self.say(f"{name}: {facts.get('said', 'done')} ({seconds:.1f} s)")
+        return facts
+
+
+def digest(value: Any) -> str:
+    """Return a short name for anything that JSON can hold."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def file_state(path: Path) -> list[Any]:
+    """Return what changes when a file does."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return [str(path), None]
+    return [str(path), stat.st_size, stat.st_mtime_ns]

@@ -1,0 +1,183 @@
+"""Frame classification on a prepared experiment: the task of a hybrid acoustic model.
+
+An item is a minibatch of frames drawn from the whole corpus in an order that changes every epoch;
+its input is a window of normalised features around each frame, its label the frame's senone.
+Windows are cut from the shared store when the minibatch is gathered, never stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from hocket.data.shuffle import Permutation
+from hocket.errors import TaskError, require
+from hocket.models.dnn import DNN
+from hocket.numerics import stable_seed
+from hocket.speech.store import FeatureStore, Normalisation
+from hocket.task import Item, Loss, Task
+
+DEV_BATCH = 4096  # frames; the dev set is evaluated without a backward pass
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A split's features and the senone of each of their frames."""
+
+    store: FeatureStore
+    labels: NDArray[np.int32]
+    numbers: NDArray[np.int64]  # the utterances that have an alignment
+    ends: NDArray[np.int64]  # frames up to the end of each
+
+    @property
+    def frames(self) -> int:
+        """Labelled frames."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def find(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Turn positions in the row of aligned utterances into (utterance, frame in it)."""
+        at = np.searchsorted(self.ends, positions, side="right")
+        utterances = self.numbers[at]
+        return utterances, positions - (self.ends[at] - self.store.frames[utterances])
+
+    def gather(
+        self, positions: NDArray[np.int64], context: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return windows (n, dims) and labels (n,)."""
+        utterances, frames = self.find(positions)
+        x = self.store.gather(utterances, frames, context)
+        labels = self.labels[self.store.first[utterances] + frames]
+        return torch.from_numpy(x), torch.from_numpy(labels.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class SpeechTask(Task):
+    """The `[task]` table of a prepared experiment (a folder made by `hocket prepare`)."""
+
+    experiment: str
+    context: int = 5  # frames on each side: 11 in all
+    batch_frames: int = 256
+    features: Literal["fbank", "mfcc"] = "fbank"
+    normalisation: Normalisation = "speaker"
+    model: DNN = field(default_factory=DNN)
+
+    def __post_init__(self) -> None:
+        require(self.context >= 0, f"task.context must be at least 0, not {self.context}")
+        require(
+            self.batch_frames >= 1, f"task.batch_frames must be at least 1, not {self.batch_frames}"
+        )
+        if not is_experiment(self.folder):
+            raise TaskError(
+                f"{self.folder} is no prepared experiment: make one with "
+                f"`hocket prepare DATA --out {self.experiment}`"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # open files do not travel; learners open their own
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def folder(self) -> Path:
+        """Where the experiment is."""
+        return Path(self.experiment)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads((self.folder / "alignment" / "step.json").read_text())
+        return facts
+
+    @property
+    def num_senones(self) -> int:
+        """Outputs of the network."""
+        return int(self._facts["facts"]["senones"])
+
+    @property
+    def num_inputs(self) -> int:
+        """Inputs of the network."""
+        return self._split("train").store.dims * (2 * self.context + 1)
+
+    def _split(self, split: str) -> Labelled:
+        opened: dict[str, Labelled] = self.__dict__.setdefault("_splits", {})
+        if split not in opened:
+            opened[split] = self._open(split)
+        return opened[split]
+
+    def _open(self, split: str) -> Labelled:
+        path = self.folder / "alignment" / f"{split}.npy"
+        if not path.exists():
+            raise TaskError(f"{self.folder} has no aligned split {split!r}")
+        store = FeatureStore(self.folder / "features" / split, self.features, self.normalisation)
+        labels = np.load(path, mmap_mode="r")
+        numbers = np.flatnonzero(labels[store.first] >= 0)
+        return Labelled(store, labels, numbers, np.cumsum(store.frames[numbers]))
+
+    # ------------------------------------------------------------------ Task
+
+    def prepare(self) -> None:
+        """Open both splits."""
+        self._split("train")
+        self._split("dev")
+
+    def build_model(self) -> nn.Module:
+        """Return a new network."""
+        return self.model.build(self.num_inputs, self.num_senones)
+
+    def _batch(self, split: str) -> int:
+        return self.batch_frames if split == "train" else DEV_BATCH
+
+    def items(self, split: str) -> Sequence[Item]:
+        """Return the minibatches of a split; their names tell one preparation from another."""
+        frames, batch = self._split(split).frames, self._batch(split)
+        if frames == 0:
+            raise TaskError(f"{self.folder}: the split {split!r} has no aligned frame")
+        key = self._facts["key"][:8]
+        return [
+            Item(f"{key}-{start // batch}", min(batch, frames - start))
+            for start in range(0, frames, batch)
+        ]
+
+    def load(self, split: str, item: Item, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather a minibatch; the training frames are dealt out anew in every epoch."""
+        data = self._split(split)
+        start = int(str(item.id).rpartition("-")[2]) * self._batch(split)
+        positions = np.arange(start, start + item.frames)
+        if split == "train":
+            positions = self._order(epoch)(positions)
+        return data.gather(positions, self.context)
+
+    def _order(self, epoch: int) -> Permutation:
+        known: dict[int, Permutation] = self.__dict__.setdefault("_orders", {})
+        if epoch not in known:
+            known.clear()
+            known[epoch] = Permutation(self._split("train").frames, stable_seed("frames", epoch))
+        return known[epoch]
+
+    def loss(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
+        """Cross-entropy summed over frames."""
+        x, labels = batch
+        scores = model(x)
+        total = cross_entropy(scores, labels, reduction="sum")
+        return Loss(total, len(labels), (scores.argmax(1) == labels).sum())
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for the run's record."""
+        return {
+            "class": "SpeechTask",
+            "prepared": self._facts["key"],
+            "inputs": self.num_inputs,
+            "senones": self.num_senones,
+        }
+
+
+def is_experiment(folder: Path) -> bool:
+    """Say whether a folder holds a prepared experiment, complete as far as training needs it."""
+    return (folder / "alignment" / "step.json").is_file()
