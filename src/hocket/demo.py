@@ -27,9 +27,9 @@ from hocket.speech.task import SpeechTask
 CORPUS = CorpusOptions("digits", hours=0.7, held_out_hours=0.1, snr_db=(5.0, 20.0))
 PREPARE = PrepareOptions(lm_order=2, gmm=GMMOptions(senones=150))
 MODEL = DNN(layers=3, width=256)
-OPTIMIZER = SGD(lr=0.1)
+OPTIMIZER = SGD(lr=0.5)
 SCHEDULE = Exponential(epochs=4, final_factor=0.03)
-TARGET_LOSS = 2.3
+TARGET_LOSS = 2.15
 RUNS = (("sequential", 1), ("kstep", 2))
 
 

@@ -23,10 +23,14 @@ class DNN:
     layers: int = 3
     width: int = 256
     activation: Activation = "relu"
+    dropout: float = 0.0  # share of the hidden units left out of each minibatch
 
     def __post_init__(self) -> None:
         require(self.layers >= 0, f"model.layers must be at least 0, not {self.layers}")
         require(self.width >= 1, f"model.width must be at least 1, not {self.width}")
+        require(
+            0 <= self.dropout < 1, f"model.dropout must be at least 0 and below 1: {self.dropout}"
+        )
 
     def build(self, num_inputs: int, num_outputs: int) -> nn.Sequential:
         """Return a new network; its output layer starts at zero, so the first guess is uniform."""
@@ -35,6 +39,8 @@ class DNN:
             linear = nn.Linear(fan_in, self.width)
             self._init_(linear)
             modules += [linear, nn.ReLU() if self.activation == "relu" else nn.Sigmoid()]
+            if self.dropout > 0:
+                modules.append(nn.Dropout(self.dropout))
         output = nn.Linear(self.width if self.layers else num_inputs, num_outputs)
         nn.init.zeros_(output.weight)
         nn.init.zeros_(output.bias)

@@ -27,8 +27,8 @@ h1 { font-size: 1.6rem; margin-bottom: 0.2rem } h2 { font-size: 1.15rem; margin-
 table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left; color: #666 }
 th, td { padding: 0.3rem 0.8rem; text-align: right; border-bottom: 1px solid #ddd8cc }
 th:first-child, td:first-child { text-align: left } thead th { border-bottom: 2px solid #999 }
-svg { background: #fff; border: 1px solid #e4e0d6; border-radius: 4px;
-  margin: 0.3rem 0.3rem 0.3rem 0; max-width: 100%; height: auto; font-family: system-ui, sans-serif }
+svg { font-family: system-ui, sans-serif; background: #fff; border: 1px solid #e4e0d6;
+  border-radius: 4px;  margin: 0.3rem 0.3rem 0.3rem 0; max-width: 100%; height: auto }
 .grid { stroke: #eceae4 } .axis { stroke: #999 } .line { fill: none; stroke-width: 2 }
 .tick { font-size: 11px; fill: #666 } .label { font-size: 12px; fill: #444 }
 .title { font-size: 13px; font-weight: 600; fill: #222 } .idle { fill: #e4e1da }

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 VARIANCE_FLOOR: Final = 0.01  # of normalised features
 MIN_OCCUPANCY: Final = 8.0  # frames; a Gaussian with fewer is given up
-SPLIT_DISTANCE: Final = 0.2  # standard deviations between the two halves of a Gaussian
+SPLIT_DISTANCE: Final = 0.4  # standard deviations between the two halves of a Gaussian, as in HTK
 SPLIT_POWER: Final = 0.25  # Gaussians go to pdfs in proportion to their frames to this power
 NEGLIGIBLE: Final = -50.0  # exp of less is a denormal number, which takes ten times as long
 NEVER: Final = -1e30  # log weight of an unused slot; -inf would make NaN of 0 * inf
@@ -185,7 +185,7 @@ def split(gmm: GMM, occupancy: torch.Tensor, num_gaussians: int) -> GMM:
     """Split the heaviest Gaussians of each pdf until there are about `num_gaussians` in all.
 
     A pdf's share grows with its frames to the power of 1/4, and a Gaussian is split only while both
-    halves have frames enough. The halves lie one fifth of a deviation apart.
+    halves have frames enough. The halves lie 0.4 deviations apart.
     """
     share = occupancy.clamp(min=1.0) ** SPLIT_POWER
     target = (share * (num_gaussians / share.sum())).round().clamp(min=1)
