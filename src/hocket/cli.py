@@ -18,6 +18,8 @@ from rich.table import Table
 from hocket import api, cli_speech, config
 from hocket.api import Result
 from hocket.errors import ConfigError, HocketError, nearest, require
+from hocket.report import page
+from hocket.report.runs import read_run
 from hocket.runtime import rundir
 from hocket.runtime.cost import Cluster
 from hocket.strategies import STRATEGIES
@@ -91,6 +93,13 @@ def parser() -> argparse.ArgumentParser:
     _run_options(simulate)
     simulate.add_argument("--cluster", metavar="FILE", help="a cluster file (see below)")
     cli_speech.add_commands(commands)
+    report = commands.add_parser("report", help="one HTML page that compares finished runs")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the first is the base")
+    report.add_argument("--out", type=Path, required=True, metavar="PAGE.html")
+    report.add_argument(
+        "--target-loss", type=float, metavar="X", help="compare the time to this dev loss, too"
+    )
+    report.add_argument("--title", default="Hocket: runs compared")
     listing = commands.add_parser("strategies", help="list the parallel methods")
     listing.add_argument("name", nargs="?", help="show one in full")
     listing.add_argument("--json", action="store_true", help="for programs")
@@ -352,6 +361,15 @@ def _options(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(args: argparse.Namespace) -> int:
+    records = [read_run(path) for path in args.runs]
+    page.write_page(args.out, args.title, records, target_loss=args.target_loss)
+    print(f"{len(records)} runs compared in {args.out}")
+    if not any(record.stretches for record in records):
+        print("no timelines: train with --set runtime.trace=true to see what each learner did")
+    return 0
+
+
 def _demo(args: argparse.Namespace) -> int:
     if args.which == "synthetic":
         from hocket import demo_synthetic
@@ -368,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors a user can mend are printed without a traceback."""
     args = parser().parse_args(argv)
     run = {"train": _train, "simulate": _simulate, "strategies": _strategies, "demo": _demo}
-    run |= {"options": _options, **cli_speech.COMMANDS}
+    run |= {"options": _options, "report": _report, **cli_speech.COMMANDS}
     try:
         return run[args.command](args)
     except HocketError as error:

@@ -53,7 +53,7 @@ def run(out: Path) -> int:
         decode_run(folder, split="test", jobs=default_jobs(), search=Search())
     records = [read_run(out / strategy) for strategy, _ in RUNS]
     gmm_errors = read_errors(experiment / "gmm" / "result.json")
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(page.headings(TARGET_LOSS)):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in page.rows(records, gmm_errors, TARGET_LOSS):
@@ -61,7 +61,7 @@ def run(out: Path) -> int:
     console.print(table)
     words = gmm.score.errors.words
     notes = [
-        f"Connected digits by espeak-ng in rooms and noise ({CORPUS.snr_db} dB): "
+        f"Connected digits by espeak-ng in rooms and noise ({_range(CORPUS.snr_db)} dB): "
         f"{facts['train']['hours']:.2f} h by {facts['train']['speakers']} speakers to train, "
         f"{words:,} words by {facts['test']['speakers']} other speakers to test.",
         f"A network of {MODEL.layers} x {MODEL.width} {MODEL.activation} on 11 frames of 40 filter "
@@ -77,6 +77,10 @@ def run(out: Path) -> int:
     )
     step(f"Curves, word error rates and timelines: {out / 'index.html'}")
     return 0
+
+
+def _range(values: tuple[float, float] | None) -> str:
+    return "no" if values is None else f"{values[0]:g} to {values[1]:g}"
 
 
 def _train(experiment: Path, strategy: str, learners: int, out: Path) -> Path:

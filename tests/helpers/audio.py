@@ -8,13 +8,13 @@ import numpy as np
 import soundfile
 
 
-def tone(seconds: float, rate: int = 8000, hz: float = 300.0, seed: int = 0) -> np.ndarray:  # type: ignore[type-arg]
+def tone(seconds: float, rate: int = 8000, hz: float = 300.0, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     t = np.arange(int(seconds * rate)) / rate
     return np.asarray(4000 * np.sin(2 * np.pi * hz * t) + 100 * rng.normal(size=len(t)))
 
 
-def write_wav(path: Path, samples: np.ndarray, rate: int = 8000) -> Path:  # type: ignore[type-arg]
+def write_wav(path: Path, samples: np.ndarray, rate: int = 8000) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, samples.astype(np.int16), rate, subtype="PCM_16")
     return path

@@ -79,7 +79,7 @@ def test_it_is_a_data_directory_with_reference_times(corpus: Path) -> None:
 
 
 def test_another_seed_and_an_unfinished_corpus(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpeechError, match="holds another corpus .seed = 3, now 4."):
+    with pytest.raises(SpeechError, match=r"holds another corpus .seed = 3, now 4."):
         build(CorpusOptions("digits", 0.02, 0.01, (10.0, 15.0), seed=4), corpus, show=False)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SpeechError, match="not empty and holds no corpus"):

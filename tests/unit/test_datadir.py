@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-
 from helpers.audio import data_directory, tone, write_wav
+
 from hocket.speech import audio
 from hocket.speech.datadir import read_data_directory, read_table, reasons
 from hocket.speech.errors import SpeechError
@@ -87,9 +87,9 @@ def test_a_bad_table_is_an_error_that_names_it(
 def test_tabs_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a\tone two\n")
     assert read_table(tmp_path / "t") == {"a": "one two"}
-    with pytest.raises(SpeechError, match="no wav.scp"):
+    with pytest.raises(SpeechError, match=r"no wav.scp"):
         read_data_directory(tmp_path)
-    with pytest.raises(SpeechError, match="neither.*wav.scp"):
+    with pytest.raises(SpeechError, match=r"neither.*wav.scp"):
         read_splits(tmp_path, 0.1, print)
 
 
@@ -151,12 +151,12 @@ def test_held_out_data_is_by_speaker_where_there_are_enough(tmp_path: Path) -> N
 def test_an_utterance_in_two_splits_is_refused(tmp_path: Path) -> None:
     data_directory(tmp_path / "train", {"a": "one", "b": "two"})
     data_directory(tmp_path / "test", {"b": "two"})
-    with pytest.raises(SpeechError, match="'b'.*worthless"):
+    with pytest.raises(SpeechError, match=r"'b'.*worthless"):
         read_splits(tmp_path, 0.1, print)
 
 
 def test_an_empty_test_set_is_named(tmp_path: Path) -> None:
     data_directory(tmp_path / "train", {"a": "one", "b": "two"})
     data_directory(tmp_path / "test", {"c": ""})
-    with pytest.raises(SpeechError, match="test: no utterance can be used.*transcript is empty"):
+    with pytest.raises(SpeechError, match=r"test: no utterance can be used.*transcript is empty"):
         read_splits(tmp_path, 0.1, print)

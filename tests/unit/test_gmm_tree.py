@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_likelihoods_equal_torchs_distributions() -> None:
     for pdfs in (None, torch.tensor([2, 0])):
         found = gmm.densities().log_likelihoods(x, pdfs)
         for column, p in enumerate(range(4) if pdfs is None else pdfs.tolist()):
-            twin = MixtureSameFamily(
+            twin: Any = MixtureSameFamily(
                 Categorical(logits=gmm.log_weight[p]),
                 Independent(Normal(gmm.mean[p], gmm.variance[p].sqrt()), 1),
             )
@@ -81,7 +82,7 @@ def test_training_raises_the_likelihood_and_finds_the_clusters() -> None:
         gmm = update(gmm, moments)
         if iteration in (2, 6):
             gmm = split(gmm, moments.count.sum(1), gmm.num_gaussians + 1)
-    assert all(b >= a - 1e-2 for a, b in zip(likelihoods[:3], likelihoods[1:3], strict=False))
+    assert all(b >= a - 1e-2 for a, b in pairwise(likelihoods[:3]))
     assert likelihoods[-1] > likelihoods[0] + 500
     found = gmm.mean[0][gmm.log_weight[0] > NEVER / 2]
     assert len(found) == 3
@@ -98,9 +99,8 @@ def test_accumulated_moments_equal_a_slow_twin() -> None:
     count = torch.zeros(4, 3, dtype=torch.float64)
     second = torch.zeros(4, 3, 5, dtype=torch.float64)
     for frame, p in zip(x, pdf.tolist(), strict=True):
-        logs = gmm.log_weight[p] + Normal(gmm.mean[p], gmm.variance[p].sqrt()).log_prob(frame).sum(
-            -1
-        )
+        density: Any = Normal(gmm.mean[p], gmm.variance[p].sqrt())
+        logs = gmm.log_weight[p] + density.log_prob(frame).sum(-1)
         posterior = logs.softmax(0).double()
         count[p] += posterior
         second[p] += posterior[:, None] * frame.double().square()
@@ -129,12 +129,12 @@ def stats_of(means: dict[tuple[int, int, int, int], float], n: int = 200) -> Con
     return ContextStats.of_frames(keys, x[:, None].astype(np.float32))
 
 
-def contexts(rule: object) -> ContextStats:
+def contexts(rule: Any) -> ContextStats:
     """Phones 1 (silence), 2, 3, 4; the mean of phone 2's first state follows the rule."""
     means = {}
     for centre, state, left, right in product((1, 2, 3, 4), range(3), (1, 2, 3, 4), (1, 2, 3, 4)):
         base = 10.0 * centre + 3.0 * state
-        extra = rule(left, right) if (centre, state) == (2, 0) else 0.0  # type: ignore[operator]
+        extra = rule(left, right) if (centre, state) == (2, 0) else 0.0
         means[centre, state, left, right] = base + extra
     return stats_of(means)
 

