@@ -7,8 +7,9 @@
     DIR/corpus.json         how all this was made
 
 Voices, rooms and noise of the three splits are disjoint; half of the speakers of each are women. A
-speaker is one job in a fresh process, seeded by (seed, split, number): the same seed gives the same
-audio on any number of cores. Finished speakers are kept when the work is interrupted.
+group of speakers is one job in a fresh process, a speaker is seeded by (seed, split, number): the
+same seed gives the same audio on any number of cores. Finished groups are kept when the work is
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -30,7 +31,7 @@ import soundfile
 from scipy.signal import fftconvolve, firwin, resample_poly
 
 from hocket.errors import require
-from hocket.parallel import default_jobs, ordered_map
+from hocket.parallel import chunks, default_jobs, ordered_map
 from hocket.progress import progress
 from hocket.speech.corpus import acoustics, digits, espeak
 from hocket.speech.corpus.acoustics import Signal
@@ -43,6 +44,7 @@ NUM_ROOMS: Final = {"train": 40, "dev": 12, "test": 12}
 NOISE_S: Final = 12.0
 BABBLE_EVERY: Final = 3  # every third noise recording is babble
 SPEAKER_S: Final = 20.0  # of speech by one speaker, unless voices run out
+GROUP: Final = 8  # speakers of one job: a fresh process costs as much as several seconds of speech
 ROOM_SHARE: Final = 0.7  # of the utterances, the rest were said close to the microphone
 COMMA_SHARE: Final = 0.15  # of the gaps between words: a pause
 NOISE_LEVEL: Final = 3000.0
@@ -226,15 +228,27 @@ def _low_pass(factor: int) -> Signal:
     return designed
 
 
-def speak(job: tuple[CorpusOptions, Speaker, Path]) -> dict[str, Any]:
-    """Let one speaker say all it has to; write the audio and return (and keep) the record."""
-    options, speaker, root = job
-    kept = root / "parts" / f"{speaker.id}.json"
+def speak(job: tuple[CorpusOptions, Sequence[Speaker], Path]) -> list[dict[str, Any]]:
+    """Let a group of speakers say all they have to; return (and keep) the records."""
+    options, speakers, root = job
+    kept = root / "parts" / f"{speakers[0].id}.json"
     if kept.exists():
-        record: dict[str, Any] = json.loads(kept.read_text())
-        return record
-    rng = np.random.default_rng([options.seed, 3, SPLITS.index(speaker.split), speaker.number])
+        known: list[dict[str, Any]] = json.loads(kept.read_text())
+        return known
     synthesiser = espeak.Espeak()
+    records = [_speaker(options, speaker, root, synthesiser) for speaker in speakers]
+    kept.parent.mkdir(exist_ok=True)
+    unfinished = kept.with_suffix(".partial")
+    unfinished.write_text(json.dumps(records))
+    unfinished.replace(kept)
+    return records
+
+
+def _speaker(
+    options: CorpusOptions, speaker: Speaker, root: Path, synthesiser: espeak.Espeak
+) -> dict[str, Any]:
+    """Write the audio of one speaker and return the record."""
+    rng = np.random.default_rng([options.seed, 3, SPLITS.index(speaker.split), speaker.number])
     microphone = Microphone(options, speaker.split, root)
     folder = root / "wav" / speaker.id
     folder.mkdir(parents=True, exist_ok=True)
@@ -259,12 +273,15 @@ def speak(job: tuple[CorpusOptions, Speaker, Path]) -> dict[str, Any]:
             | facts
         )
         seconds += duration
-    record = {"speaker": asdict(speaker), "utterances": utterances, "seconds": seconds}
-    kept.parent.mkdir(exist_ok=True)
-    unfinished = kept.with_suffix(".partial")
-    unfinished.write_text(json.dumps(record))
-    unfinished.replace(kept)
-    return record
+    return {"speaker": asdict(speaker), "utterances": utterances, "seconds": seconds}
+
+
+@lru_cache
+def _recorded_noise(folder: Path) -> list[tuple[str, Signal]]:
+    return [
+        (path.stem, soundfile.read(path, dtype="int16")[0] / NOISE_LEVEL)
+        for path in sorted(folder.glob("*.wav"))
+    ]
 
 
 class Microphone:
@@ -274,9 +291,7 @@ class Microphone:
         self._options, self._split = options, split
         self._noises: list[tuple[str, Signal]] = []
         if options.snr_db is not None:
-            for path in sorted((root / "noise" / split).glob("*.wav")):
-                recorded = soundfile.read(path, dtype="int16")[0] / NOISE_LEVEL
-                self._noises.append((path.stem, recorded))
+            self._noises = _recorded_noise(root / "noise" / split)
 
     def record(
         self, rng: np.random.Generator, signal: Signal
@@ -355,11 +370,11 @@ def _spoken(
     options: CorpusOptions, speakers: list[Speaker], root: Path, jobs: int, show: bool
 ) -> Iterator[dict[str, Any]]:
     total = sum(s.seconds for s in speakers)
-    speaker_jobs = [(options, speaker, root) for speaker in speakers]
+    groups = [(options, group, root) for group in chunks(speakers, GROUP)]
     with progress("speaking", total, unit="s of speech", wanted=show) as advance:
-        for record in ordered_map(speak, speaker_jobs, jobs=jobs, what="speaking", fresh=True):
-            advance(record["seconds"])
-            yield record
+        for records in ordered_map(speak, groups, jobs=jobs, what="speaking", fresh=True):
+            advance(sum(record["seconds"] for record in records))
+            yield from records
 
 
 def _open(root: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
