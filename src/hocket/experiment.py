@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from hocket.codecs import FLOAT32, Codec
 from hocket.data.pool import Pool, Sharding
@@ -12,6 +13,8 @@ from hocket.optim import SGD, Constant, Optimizer, Schedule
 from hocket.optim.compensation import target_factor
 from hocket.strategy import Strategy
 from hocket.task import Task
+
+Transport: TypeAlias = Literal["auto", "shared_memory", "sockets"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class RuntimeOptions:
     seed: int = 0
     sharding: Sharding = "pool"  # fixed: an item belongs to the same learner in every epoch
     threads: int = 1  # per learner
-    deterministic: bool = True  # sum in rank order, to the bit; False leaves the order to gloo
+    deterministic: bool = True  # sums are in rank order, to the bit
+    transport: Transport = "auto"  # shared memory within a host, sockets between hosts
     timeout_s: float = 300.0  # limit of every wait for another learner
     evaluate_every: float = 1.0
     checkpoint_every: float = 1.0
@@ -44,6 +48,11 @@ class RuntimeOptions:
         )
         require(
             self.guard_factor > 1, f"runtime.guard_factor must be above 1, not {self.guard_factor}"
+        )
+        require(
+            self.deterministic,
+            "runtime.deterministic = false cannot take effect: sums in rank order cost nothing "
+            "more here, so there is no other way; leave it out",
         )
         require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
 

@@ -24,8 +24,8 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [w / total for w in weights]
 
 
-def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float]) -> Flat:
-    """Sum of share * vector, in the order given (rank order), in a new vector.
+def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float], out: Flat | None = None) -> Flat:
+    """Sum of share * vector, in the order given (rank order), in a new vector or in `out`.
 
     Vectors with share 0 are skipped, not multiplied: a dry learner's NaN must not spread.
     """
@@ -33,7 +33,7 @@ def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float]) -> Flat:
     for x, share in zip(vectors, shares, strict=True):
         if share == 0.0:
             continue
-        total = x * share if total is None else total.add_(x, alpha=share)
+        total = torch.mul(x, share, out=out) if total is None else total.add_(x, alpha=share)
     if total is None:
         raise ValueError("all shares are zero")
     return total

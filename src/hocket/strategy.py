@@ -14,8 +14,8 @@ The runtime contract
 5.  A service begun with `Start` lives until *every* rank's main task has returned.
 6.  `Boundary` is the only place where a run is stopped or checkpointed. Every forked effect has
     been awaited before it.
-7.  A group's collectives are issued in the same order by all members. With `deterministic=True`
-    both runtimes sum in rank order with the same thread count, so results match to the bit.
+7.  A group's collectives are issued in the same order by all members. Both runtimes sum in rank
+    order with the same thread count, so results match to the bit.
 8.  A strategy never reads a clock, and draws randomness only from `me.rng`. Randomness inside a
     minibatch (dropout, augmentation) is keyed by (seed, epoch, item), not by rank.
 9.  A learner that dies is *lost*: a collective completes over those that live and says how many
