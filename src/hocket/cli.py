@@ -248,7 +248,7 @@ def summary_table(result: Result) -> Table:
     shown = result.learners if len(result.learners) <= 16 else result.learners[:8]
     for one in shown:
         table.add_row(
-            f"{one.rank} (lost)" if one.lost else str(one.rank),
+            str(one.rank) if one.lost_s is None else f"{one.rank} (lost at {one.lost_s:.1f} s)",
             f"{one.frames:,}",
             _size(one.bytes_sent),
             f"{one.utilisation:.0%}",

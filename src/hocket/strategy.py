@@ -20,12 +20,14 @@ The runtime contract
     minibatch (dropout, augmentation) is keyed by (seed, epoch, item), not by rank.
 9.  A learner that dies is *lost*: a collective completes over those that live and says how many
     contributed; a receive from it raises `PeerLostError`; what it had drawn and not committed
-    returns to the pool. Whoever is declared lost is fenced: its messages count no more.
+    returns to the pool. Whoever is declared lost is fenced: its messages count no more. A broadcast
+    from it raises `PeerLostError` on everybody; a message to it is dropped.
 10. A synchronous strategy issues the same effects in the same order on every rank; a learner with
     nothing left to draw gets gradients of 0 frames and answers collectives with weight 0.
 
-Numbers 1 to 8 and 10 hold in both worlds. Number 9 holds in the simulator; in real processes a lost
-learner still ends the run, which `--resume` continues (docs/architecture.md, "Not yet").
+All of them hold in both worlds, with one exception: in real processes the loss of a learner of an
+asynchronous strategy still ends the run, which `--resume` continues (docs/architecture.md, "Not
+yet").
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ from hocket.errors import (
 )
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.learner import Learner
-from hocket.runtime.launcher import Child, Launcher
+from hocket.runtime.children import Child
+from hocket.runtime.launcher import Launcher
 from hocket.strategy import State
 
 LONG = Constant(epochs=400)
@@ -140,7 +141,7 @@ def test_no_learner_outlives_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_a_killed_learner_is_named_and_the_run_can_be_resumed(tmp_path: Path) -> None:
-    process = start(tmp_path)
+    process = start(tmp_path, "--set", "runtime.on_loss=stop")
     wait_for(lambda: training(tmp_path))
     wait_for(lambda: list((tmp_path / "run" / "checkpoints").glob("0*")))
     below = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.circles import World
 
-from hocket.errors import PeerLostError
+from hocket.errors import FencedError
 from hocket.runtime.links import REPORT, Frame
 
 
@@ -70,7 +70,7 @@ def test_a_result_that_one_survivor_has_counts_for_all() -> None:
 def test_whoever_is_declared_lost_ends() -> None:
     world = World(3, 2, 0)
     lost = np.array([1], dtype=np.int64).tobytes()
-    with pytest.raises(PeerLostError, match="rank 1 was declared lost"):
+    with pytest.raises(FencedError, match="rank 1 was declared lost"):
         world.peers[1].circle.take(Frame(REPORT, 0, 0, 0, source=2, body=lost))
 
 

@@ -77,6 +77,8 @@ class Checkpoints:
     def finish(self, frames: int, run: dict[str, Any], model: dict[str, torch.Tensor]) -> Path:
         """Write the common part and make the checkpoint visible."""
         staging, final = self._staging(frames), self.dir / f"{frames:012d}"
+        if final.exists() and not staging.exists():
+            return final  # by a learner that died just afterwards
         _save_tensors(staging / "model.safetensors", model)
         _write(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
         replaced = self.dir / f".{frames:012d}.replaced"

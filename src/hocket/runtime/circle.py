@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from hocket.errors import PeerLostError
+from hocket.errors import FencedError
 from hocket.runtime.links import PHASE, REPORT, Frame
 from hocket.runtime.packing import Buffer
 
@@ -105,7 +105,7 @@ class Circle:
         if frame.kind == REPORT:
             lost = tuple(int(r) for r in np.frombuffer(frame.body, dtype=np.int64))
             if self._peers.rank in lost:
-                raise PeerLostError(
+                raise FencedError(
                     f"rank {self._peers.rank} was declared lost (rank {frame.source} says so): the "
                     "others go on without it, so it ends here"
                 )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from hocket.effects import AllReduce, AllToAll, Broadcast, Grad, Mean, Scores
-from hocket.errors import WaitTimeoutError, require
+from hocket.errors import PeerLostError, WaitTimeoutError, require
 from hocket.flat import Flat
 from hocket.runtime import collectives, operations
 from hocket.runtime.circle import Circle, Operation, Ranks
@@ -150,7 +150,20 @@ class Exchange:
         )
         operation = operations.Broadcast(group.slots, effect.x, effect.root)
         value = self._hold(group, operation)
+        if value is None:
+            raise PeerLostError(
+                f"rank {self._rank} awaits a broadcast from rank {effect.root}, which is lost"
+            )
         return value, _present(operation)
+
+    def first_model(self, mine: Flat) -> Flat:
+        """Return the model all begin with: that of the first who lives."""
+        root = 0
+        while True:
+            try:
+                return self.broadcast(Broadcast(mine, root))[0]
+            except PeerLostError:  # for everybody alike
+                root += 1
 
     def all_to_all(self, effect: AllToAll) -> tuple[list[torch.Tensor], Note]:
         """Return everybody's stripe for me."""

@@ -6,10 +6,12 @@ outlives its launcher, however that one ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,6 +22,8 @@ import torch
 
 from hocket.experiment import Experiment
 from hocket.runtime.checkpoint import Checkpoints
+from hocket.runtime.children import Vitals
+from hocket.runtime.faults import Fate, Fault
 from hocket.runtime.process import ProcessRuntime
 from hocket.runtime.transport import Store
 
@@ -36,17 +40,20 @@ class Orders:
     port: int
     run_dir: Path | None
     resume: bool
+    faults: tuple[Fault, ...] = ()
 
 
 class Control:
-    """The learner's end of the pipe."""
+    """The learner's end of the pipe; it gives signs of life, whatever the learner is busy with."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, alive_every_s: float) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._stop = False
         self.runtime: ProcessRuntime | None = None
+        self._alive_every_s = alive_every_s
         threading.Thread(target=self._listen, name="control", daemon=True).start()
+        threading.Thread(target=self._live, name="alive", daemon=True).start()
 
     def tell(self, kind: str, body: Any = None) -> None:
         """Send something to the launcher."""
@@ -58,6 +65,12 @@ class Control:
         self.runtime = runtime
         if self._stop:
             runtime.stop()
+
+    def _live(self) -> None:
+        while True:
+            time.sleep(self._alive_every_s)
+            with contextlib.suppress(OSError):  # the launcher has gone; the listener ends us
+                self.tell("alive", self.runtime.vitals() if self.runtime else Vitals())
 
     def _listen(self) -> None:
         try:
@@ -78,8 +91,9 @@ def main(orders: Orders, pipe: Connection) -> None:
     """Run one learner; every way out tells the launcher first."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the launcher's to handle; it closes our pipe
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(orders.experiment.options.threads)
-    control = Control(pipe)
+    options = orders.experiment.options
+    torch.set_num_threads(options.threads)
+    control = Control(pipe, min(0.5, options.silence_s / 5))
     code = 0
     try:
         runtime = _build(orders, control)
@@ -112,4 +126,6 @@ def _build(orders: Orders, control: Control) -> ProcessRuntime:
         lambda event: control.tell("event", event),
         checkpoints,
         saved,
+        met=lambda: control.tell("met"),
+        fate=Fate(orders.faults, orders.rank),
     )

@@ -53,6 +53,7 @@ class Mesh:
         self.rank = rank
         self.lost: set[int] = set()
         self.take: Callable[[Frame], None] = lambda frame: None
+        self.sending: Callable[[], None] = lambda: None  # planned faults strike here
         self._token = token
         self._timeout_s = timeout_s
         self._links: dict[int, Link] = {}
@@ -149,6 +150,7 @@ class Mesh:
         """Send a frame; what a lost learner would have got is dropped."""
         if to not in self._links:
             return
+        self.sending()
         try:
             if not self._links[to].send(frame):
                 self._poll.modify(self._links[to].fileno(), select.POLLIN | select.POLLOUT)

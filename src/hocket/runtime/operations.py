@@ -295,7 +295,9 @@ class Broadcast(Posted):
             return []
         return [_bytes(self._posted)]
 
-    def _answer(self) -> Flat:
+    def _answer(self) -> Flat | None:
+        if self._root not in self.members:
+            return None
         return self._read(self._root, 0, self._size).clone()
 
 

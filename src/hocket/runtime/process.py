@@ -15,14 +15,16 @@ import torch
 
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.shared_ledger import SharedLedger, save_counters
-from hocket.effects import Broadcast, Effect, Grad, Gradient, MeanGradient, Recv, Send
+from hocket.effects import Effect, Grad, Gradient, MeanGradient, Recv, Send
 from hocket.errors import PeerLostError
 from hocket.experiment import Experiment
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
+from hocket.runtime.children import Vitals
 from hocket.runtime.correspondence import Correspondence, quiet
 from hocket.runtime.desk import Desk, Note
 from hocket.runtime.exchange import Exchange
+from hocket.runtime.faults import Fate
 from hocket.runtime.internal import Quiet
 from hocket.runtime.jobs import Jobs
 from hocket.runtime.mailbox import Mailbox
@@ -50,6 +52,9 @@ class ProcessRuntime(Trampoline):
         report: Callable[[dict[str, Any]], None],
         checkpoints: Checkpoints | None = None,
         saved: Saved | None = None,
+        *,
+        met: Callable[[], None] = lambda: None,
+        fate: Fate | None = None,
     ) -> None:
         super().__init__()
         options = experiment.options
@@ -68,7 +73,9 @@ class ProcessRuntime(Trampoline):
         self._store = store
         self._jobs = Jobs(options.threads, lambda: self.concurrent)
         self._letters = Correspondence(experiment, rank, self._jobs)
+        self._fate = fate or Fate((), rank)
         self._exchange = self._meet(own_address(host)) if self.size > 1 else None
+        met()
         self._pool = experiment.pool()
         self._worker = Worker(experiment.task, self._pool, options.seed)
         self._meeting = Meeting(
@@ -95,6 +102,7 @@ class ProcessRuntime(Trampoline):
             timeout_s=options.timeout_s,
             transport=options.transport,
         )
+        mesh.sending = self._fate.sending
         if not strategy.synchronous or strategy.uses_messages:
             self.concurrent = True  # messages come in at any time: the loop must stay free
             make = partial(
@@ -114,7 +122,7 @@ class ProcessRuntime(Trampoline):
         """Agree on the first model, and put everything in its place."""
         strategy, everyone = self._experiment.strategy, tuple(range(self.size))
         if saved is None and self._exchange is not None:  # one built without the seed would differ
-            self._worker.initial = self._exchange.broadcast(Broadcast(self._worker.initial))[0]
+            self._worker.initial = self._exchange.first_model(self._worker.initial)
         if saved is not None and not strategy.synchronous:
             if self.rank == 0:
                 restore_counters(self._ledger_store, saved, everyone)
@@ -250,6 +258,7 @@ class ProcessRuntime(Trampoline):
             deliver(grad, None)
             return
         self._desk.books.draws += 1
+        self._fate.drawn(self._desk.books.draws)
 
         def compute() -> Grad:
             began = time.monotonic()
@@ -319,7 +328,7 @@ class ProcessRuntime(Trampoline):
 
     def _show_progress(self) -> None:
         now = time.monotonic()
-        if self._desk.reports and now - self._shown >= PROGRESS_EVERY_S:
+        if self.rank == self._desk.alive[0] and now - self._shown >= PROGRESS_EVERY_S:
             self._shown = now
             self._note_event(self._desk.training("progress"))
 
@@ -327,6 +336,11 @@ class ProcessRuntime(Trampoline):
         if self._experiment.strategy.synchronous:
             return {}
         return {"counters": save_counters(self._ledger_store)}
+
+    def vitals(self) -> Vitals:
+        """Return this learner's signs of life, from any thread."""
+        ledger = self._desk.ledger
+        return Vitals(self._now(), ledger.committed_frames, ledger.epoch, self._desk.books)
 
     def summary(self) -> dict[str, Any]:
         """Return this learner's part of the run's summary."""

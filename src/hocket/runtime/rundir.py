@@ -24,7 +24,10 @@ from hocket.runtime.metrics import rewind
 FREE_ON_RESUME = {
     "runtime.learners",
     "runtime.threads",
+    "runtime.on_loss",
+    "runtime.silence_s",
     "runtime.timeout_s",
+    "runtime.transport",
     "runtime.keep_checkpoints",
     "runtime.trace",
     "runtime.tensorboard",

@@ -76,6 +76,7 @@ class SimLearner:
     services: list[Task] = field(default_factory=list)
     main: Task | None = None
     returned: bool = False
+    lost_s: float | None = None  # when it died
     collectives: dict[tuple[int, ...] | None, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -99,6 +100,7 @@ class Simulator(Trampoline):
         self.now = 0.0
         self.trace = Trace(keep=experiment.options.trace)
         self.alive = tuple(range(size))
+        self._everyone = self.alive
         self._living = set(self.alive)
         self.messages_in_flight = 0
         self._experiment = experiment
@@ -396,6 +398,9 @@ class Simulator(Trampoline):
 
     def _complete(self, members: tuple[int, ...], posts: list[Post]) -> None:
         effect = posts[0].effect
+        if isinstance(effect, Broadcast) and effect.root in set(self._everyone) - self._living:
+            self._no_root(members, posts)
+            return
         answers, size_bytes, trips = collectives.answer(members, posts)
         if isinstance(effect, MeanGradient):
             self._lend(answers[0].vector, "the vector of a mean gradient")
@@ -412,6 +417,11 @@ class Simulator(Trampoline):
             if size_bytes:
                 self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
             self._deliver_at(end, rank, self._with_note(rank, note, post.deliver), answer)
+
+    def _no_root(self, members: tuple[int, ...], posts: list[Post]) -> None:
+        for rank, post in zip(members, posts, strict=True):
+            what = f"rank {rank} awaits a broadcast from rank {post.effect.root}, which is lost"
+            post.deliver(None, PeerLostError(what))
 
     def _board(self, desk: Desk, post: Post) -> None:
         """Let a learner's tally and its wish to stop ride along."""
@@ -489,6 +499,7 @@ class Simulator(Trampoline):
         self.alive = tuple(r for r in self.alive if r != rank)
         self._living.discard(rank)
         dead = self.learners[rank]
+        dead.lost_s = self.now
         self.trace.note(rank, "lost", self.now, self.now)
         if isinstance(dead.desk.ledger, SharedLedger):
             settled = [self.desk(r).ledger for r in self.alive]
