@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from hocket.codecs import FLOAT32, Codec
 from hocket.data.pool import Ticket
-from hocket.flat import Flat
+from hocket.flat import Flat, Parts
 
 T = TypeVar("T", covariant=True)
 
@@ -43,11 +43,18 @@ class Effect(Generic[T]):
 class Grad:
     """The mean gradient over `frames` frames. `frames == 0`: the learner was dry."""
 
-    vector: Flat  # may be shared between learners: read it, never write to it
+    whole: Flat | Parts  # as it was made; `vector` lays it out
     frames: int
     loss_sum: float
     correct: float
     tickets: tuple[Ticket, ...] = ()
+
+    @property
+    def vector(self) -> Flat:
+        """The gradient as one vector; perhaps shared between learners: read it, never write it."""
+        if isinstance(self.whole, Parts):
+            self.whole = self.whole.join()
+        return self.whole
 
 
 @dataclass(slots=True)

@@ -71,7 +71,7 @@ class Learner:
     def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
         """One optimizer step at the current rate. A dry gradient moves nothing."""
         if grad.frames:
-            self.optimizer.apply_(params, grad.vector, optimizer_state, self.lr)
+            self.optimizer.apply_(params, grad.whole, optimizer_state, self.lr)
 
     async def gradient(self, params: Flat) -> Grad:
         """Draw one item and take its mean gradient at `params`."""

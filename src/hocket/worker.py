@@ -101,7 +101,7 @@ class Worker:
             loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False
         )
         return Grad(
-            self.layout.pack(grads),
+            self.layout.parts(grads),
             loss.frames,
             float(loss.total.detach()),
             float(loss.correct),

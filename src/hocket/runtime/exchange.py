@@ -16,7 +16,7 @@ import torch
 
 from hocket.effects import AllReduce, AllToAll, Broadcast, Grad, Mean, Scores
 from hocket.errors import PeerLostError, WaitTimeoutError, require
-from hocket.flat import Flat
+from hocket.flat import Flat, Parts
 from hocket.runtime import collectives, operations
 from hocket.runtime.circle import Circle, Operation, Ranks
 from hocket.runtime.desk import Note
@@ -128,13 +128,13 @@ class Exchange:
     def mean_gradient(self, grad: Grad, riding: Riding = NOTHING) -> tuple[Grad, Note]:
         """Return the frame-weighted mean gradient, and what rode along."""
         row = [float(grad.frames), *riding.row()]
-        value, rows, members = self._reduce(None, "MeanGradient", grad.vector, row)
+        value, rows, members = self._reduce(None, "MeanGradient", grad.whole, row)
         note = _note(members, rows)
         frames = int(sum(row[0] for row in rows))
         return Grad(value, frames, note.tally.loss_sum, note.tally.correct, grad.tickets), note
 
     def _reduce(
-        self, members: Ranks | None, kind: str, x: Flat, row: list[float]
+        self, members: Ranks | None, kind: str, x: Flat | Parts, row: list[float]
     ) -> tuple[Flat, list[list[float]], Ranks]:
         group = self._group(members)
         operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
@@ -198,11 +198,6 @@ class Exchange:
         """What a learner sends: every stripe but its own, then its own to everybody."""
         size = len(self._group(members).circle.living)
         return 2 * num_bytes * (size - 1) // size
-
-    def scratch(self, num_values: int) -> Flat:
-        """Return where the next vector of all will be posted: what is made there is not copied."""
-        slots = self._world.slots
-        return slots.own(slots.next_place(num_values * 4), num_values)
 
     def close(self) -> None:
         """Let go of connections and memory."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hocket.errors import ContractError
-from hocket.flat import Flat
+from hocket.flat import Flat, Parts
 from hocket.numerics import shares, weighted_sum
 from hocket.runtime.circle import Ranks
 from hocket.runtime.links import MAX_LOCAL_BODY, Frame
@@ -188,15 +188,12 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class Posted(Collective):
     """A collective in which a contribution is laid out for the others to read."""
 
-    def _post(self, data: torch.Tensor, num_bytes: int | None = None) -> None:
-        """Put a contribution where members of this host find it, unless it is there already."""
-        self._place = self._slots.next_place(num_bytes or data.numel() * data.element_size())
-        if not data.numel():
-            return
-        target = self._slots.own(self._place, data.numel(), data.dtype)
-        if target.data_ptr() != data.data_ptr():
-            target.copy_(data.reshape(-1))
-        self._posted = target
+    def _post(self, data: torch.Tensor) -> None:
+        """Put a contribution where members of this host find it."""
+        self._place = self._slots.next_place(data.numel() * data.element_size())
+        if data.numel():
+            self._posted = self._slots.own(self._place, data.numel(), data.dtype)
+            self._posted.copy_(data.reshape(-1))
 
     def _read(
         self, rank: int, offset: int, count: int, dtype: torch.dtype = torch.float32
@@ -225,15 +222,23 @@ class Reduce(Posted):
     """A weighted sum of everybody's vector. Weights are the first number of each row."""
 
     def __init__(
-        self, slots: Slots, kind: str, x: Flat, row: Sequence[float], *, all_near: bool
+        self, slots: Slots, kind: str, x: Flat | Parts, row: Sequence[float], *, all_near: bool
     ) -> None:
-        super().__init__(slots, kind, x.numel(), row)
+        size = x.layout.size if isinstance(x, Parts) else x.numel()
+        super().__init__(slots, kind, size, row)
         # Within a host the stripes lie in shared memory for all to read once all are done. Between
         # hosts they travel, so one more round says that they have arrived.
         self.num_phases = 2 if all_near else 3
-        self._post(x.detach())
+        self._post_vector(x)
         self._stripe: torch.Tensor | None = None
         self._arrived: dict[int, memoryview] = {}
+
+    def _post_vector(self, x: Flat | Parts) -> None:
+        if isinstance(x, Parts):  # laid out where the others read it, without a copy in between
+            self._place = self._slots.next_place(self._size * 4)
+            self._posted = x.write_(self._slots.own(self._place, self._size))
+        else:
+            self._post(x.detach())
 
     def begin(self, members: Ranks) -> None:
         """Share the work out among these members."""

@@ -115,7 +115,7 @@ class Together:
                 deliver(grad, error)
                 return
             riding = self._riding()
-            coded = effect.codec.coded_bytes(grad.vector.numel())
+            coded = effect.codec.coded_bytes(self._worker.layout.size)
             self._desk.books.bytes_sent += self._others.reduced_bytes(coded)
             self.communicate(
                 "mean_gradient", lambda: self._others.mean_gradient(grad, riding), deliver
