@@ -67,10 +67,10 @@ class Layout:
     def parts(self, tensors: Iterable[torch.Tensor | None]) -> Parts:
         """Take one tensor for each parameter as a vector that is not laid out yet."""
         made = [
-            torch.zeros(e.shape) if t is None else t.contiguous()
+            (e.offset, torch.zeros(e.num_values) if t is None else t.reshape(-1))
             for e, t in zip(self.entries, tensors, strict=True)
         ]
-        return Parts(self, made)
+        return Parts(self.size, made)
 
     def zeros(self) -> Flat:
         """Return a new vector of zeros."""
@@ -92,15 +92,6 @@ class Layout:
                 view.copy_(tensor)
         return flat
 
-    def clear_padding_(self, flat: Flat) -> None:
-        """Set what lies between the parameters to zero."""
-        ends = [e.offset + e.num_values for e in self.entries]
-        for end, begin in zip(
-            ends, [*(e.offset for e in self.entries[1:]), self.size], strict=True
-        ):
-            if begin > end:
-                flat[end:begin] = 0.0
-
     def flatten(self, model: nn.Module) -> Flat:
         """Copy the parameters of `model` into a new vector."""
         return self.pack(p.detach() for p in model.parameters() if p.requires_grad)
@@ -108,21 +99,24 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A flat vector that still lies where it was made, one tensor for each parameter.
+    """A flat vector that still lies where it was made, in pieces; between them it is zero.
 
-    Whoever can work on the tensors as they are saves a copy of the whole vector.
+    Whoever can work on the pieces as they are saves a copy of the whole vector.
     """
 
-    layout: Layout
-    tensors: list[torch.Tensor]
+    size: int
+    pieces: list[tuple[int, torch.Tensor]]  # where each begins, in ascending order
 
     def write_(self, out: Flat) -> Flat:
         """Lay the vector out in `out`."""
-        self.layout.clear_padding_(out)
-        for view, tensor in zip(self.layout.views(out), self.tensors, strict=True):
-            view.copy_(tensor)
+        end = 0
+        for offset, piece in self.pieces:
+            out[end:offset] = 0.0
+            end = offset + piece.numel()
+            out[offset:end] = piece
+        out[end:] = 0.0
         return out
 
     def join(self) -> Flat:
         """Lay the vector out in memory of its own."""
-        return self.write_(torch.empty(self.layout.size))
+        return self.write_(torch.empty(self.size))

@@ -71,7 +71,9 @@ class Learner:
     def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
         """One optimizer step at the current rate. A dry gradient moves nothing."""
         if grad.frames:
-            self.optimizer.apply_(params, grad.whole, optimizer_state, self.lr)
+            whole = grad.vector if grad.whole is None else grad.whole
+            self.optimizer.apply_(params, whole, optimizer_state, self.lr)
+            grad.spent = True
 
     async def gradient(self, params: Flat) -> Grad:
         """Draw one item and take its mean gradient at `params`."""

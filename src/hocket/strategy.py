@@ -9,6 +9,7 @@ The runtime contract
 2.  Messages of one (source, destination, tag) arrive in order; nothing else is promised.
 3.  `Send` takes ownership of its payload: the sender may not touch it again (the simulator checks).
     The vector of a `Grad` may be shared between learners: it is read only (the simulator checks).
+    A mean gradient that a step was made with is spent when the next collective begins.
 4.  `Gradient` reads `params` as they are when awaited; a strategy that mixes meanwhile passes a
     copy.
 5.  A service begun with `Start` lives until *every* rank's main task has returned.

@@ -55,10 +55,10 @@ class SGD(Optimizer):
         if self.momentum and (state.velocity is None or not self._fuses):
             self._step_(params, grad.join(), state, lr)
             return
-        views = grad.layout.views
-        velocities = views(state.velocity) if state.velocity is not None else None
-        for i, (view, part) in enumerate(zip(views(params), grad.tensors, strict=True)):
-            self._one_(view, part, velocities[i] if velocities else None, lr)
+        for first, piece in grad.pieces:
+            last = first + piece.numel()
+            velocity = None if state.velocity is None else state.velocity[first:last]
+            self._one_(params[first:last], piece, velocity, lr)
 
     @property
     def _fuses(self) -> bool:
@@ -71,21 +71,27 @@ class SGD(Optimizer):
             if self.weight_decay:
                 grad = grad.add(params, alpha=self.weight_decay)
             params.add_(grad, alpha=-lr)
-        elif params.numel() % _WHOLE == 0 and params.device.type == "cpu":
-            torch._fused_sgd_(
-                [params],
-                [grad],
-                [velocity],
-                weight_decay=0.0,
-                momentum=self.momentum,
-                lr=lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
-        else:
-            params.add_(velocity.mul_(self.momentum).add_(grad), alpha=-lr)
+            return
+        whole = params.numel() // _WHOLE * _WHOLE if params.device.type == "cpu" else 0
+        if whole:
+            self._fused_(params[:whole], grad[:whole], velocity[:whole], lr)
+        if whole < params.numel():
+            velocity[whole:].mul_(self.momentum).add_(grad[whole:])
+            params[whole:].add_(velocity[whole:], alpha=-lr)
+
+    def _fused_(self, params: Flat, grad: Flat, velocity: Flat, lr: float) -> None:
+        torch._fused_sgd_(
+            [params],
+            [grad],
+            [velocity],
+            weight_decay=0.0,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
     def _step_(self, params: Flat, grad: Flat, state: SGDState, lr: float) -> None:
         if self.weight_decay:

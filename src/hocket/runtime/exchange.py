@@ -69,6 +69,7 @@ class Exchange:
         self._timeout_s = timeout_s
         self._agreed = agreed
         self._groups: dict[Ranks, _Group] = {}
+        self._lent: Grad | None = None  # the last mean gradient, still in shared memory
         self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
         self._everyone = tuple(range(size))
         mesh.take = self._take
@@ -97,6 +98,9 @@ class Exchange:
 
     def _hold(self, group: _Group, operation: Operation[T]) -> T:
         """Hold a collective: look at what comes whenever the circle must wait."""
+        if self._lent is not None:  # others will write to what it looks at
+            self._lent.give_back()
+            self._lent = None
         began = time.monotonic()
         holding = group.circle.hold(operation)
         while True:
@@ -123,19 +127,22 @@ class Exchange:
         )
         weights = [row[0] for row in rows]
         contributors = sum(w > 0 for w in weights) or len(weights)
-        return Mean(value, contributors, float(sum(weights))), _note(members, rows)
+        return Mean(value.join(), contributors, float(sum(weights))), _note(members, rows)
 
     def mean_gradient(self, grad: Grad, riding: Riding = NOTHING) -> tuple[Grad, Note]:
         """Return the frame-weighted mean gradient, and what rode along."""
         row = [float(grad.frames), *riding.row()]
-        value, rows, members = self._reduce(None, "MeanGradient", grad.whole, row)
+        own = grad.whole if isinstance(grad.whole, Parts) else grad.vector
+        value, rows, members = self._reduce(None, "MeanGradient", own, row)
         note = _note(members, rows)
         frames = int(sum(row[0] for row in rows))
-        return Grad(value, frames, note.tally.loss_sum, note.tally.correct, grad.tickets), note
+        mean = Grad(value, frames, note.tally.loss_sum, note.tally.correct, grad.tickets)
+        self._lent = mean
+        return mean, note
 
     def _reduce(
         self, members: Ranks | None, kind: str, x: Flat | Parts, row: list[float]
-    ) -> tuple[Flat, list[list[float]], Ranks]:
+    ) -> tuple[Parts, list[list[float]], Ranks]:
         group = self._group(members)
         operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
         value, rows = self._hold(group, operation)

@@ -224,7 +224,7 @@ class Reduce(Posted):
     def __init__(
         self, slots: Slots, kind: str, x: Flat | Parts, row: Sequence[float], *, all_near: bool
     ) -> None:
-        size = x.layout.size if isinstance(x, Parts) else x.numel()
+        size = x.size if isinstance(x, Parts) else x.numel()
         super().__init__(slots, kind, size, row)
         # Within a host the stripes lie in shared memory for all to read once all are done. Between
         # hosts they travel, so one more round says that they have arrived.
@@ -273,12 +273,10 @@ class Reduce(Posted):
             parts = [self._read(r, first * 4, last - first) for r in self.members]
             weighted_sum(parts, shares([row[0] for row in self.rows]), out=self._stripe)
 
-    def _answer(self) -> tuple[Flat, list[list[float]]]:
-        value = torch.empty(self._size)
-        for rank, (first, last) in zip(self.members, self._cuts, strict=True):
-            if last > first:
-                value[first:last] = self._stripe_of(rank, last - first)
-        return value, self.rows
+    def _answer(self) -> tuple[Parts, list[list[float]]]:
+        """Return the stripes where they lie; they are written again in the next reduction."""
+        cuts = [(r, a, b) for r, (a, b) in zip(self.members, self._cuts, strict=True) if b > a]
+        return Parts(self._size, [(a, self._stripe_of(r, b - a)) for r, a, b in cuts]), self.rows
 
     def _stripe_of(self, rank: int, count: int) -> torch.Tensor:
         if rank in self._slots.near:

@@ -77,6 +77,7 @@ class SimLearner:
     main: Task | None = None
     returned: bool = False
     lost_s: float | None = None  # when it died
+    lent: Grad | None = None  # the last mean gradient, spent with the next collective
     collectives: dict[tuple[int, ...] | None, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -344,6 +345,9 @@ class Simulator(Trampoline):
         if rank not in self._living:
             return
         learner = self.learners[rank]
+        if learner.lent is not None:
+            learner.lent.give_back()
+            learner.lent = None
         group = getattr(post.effect, "group", None)
         if isinstance(post.effect, AllReduce):
             given = post.effect.weight
@@ -413,6 +417,8 @@ class Simulator(Trampoline):
             tally = collectives.total([p.tally for p in posts])
             note = Note(members, tally, any(p.stop for p in posts))
         for rank, post, answer in zip(members, posts, answers, strict=True):
+            if isinstance(answer, Grad):
+                self.learners[rank].lent = answer
             self.desk(rank).books.bytes_sent += sent
             if size_bytes:
                 self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
