@@ -22,10 +22,10 @@ class Store:
         self._inner = inner
 
     @classmethod
-    def serve(cls, host: str, timeout_s: float) -> Store:
-        """Open a store that others connect to."""
+    def serve(cls, host: str, timeout_s: float, port: int = 0) -> Store:
+        """Open a store that others connect to; port 0: any that is free."""
         limit = timedelta(seconds=timeout_s)
-        return cls(dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False))
+        return cls(dist.TCPStore(host, port, None, True, limit, wait_for_workers=False))
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_s: float) -> Store:
