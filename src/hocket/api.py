@@ -21,7 +21,8 @@ from hocket.runtime.checkpoint import Checkpoints, Saved
 from hocket.runtime.cost import Cluster
 from hocket.runtime.display import display
 from hocket.runtime.faults import Fault
-from hocket.runtime.launcher import Launcher
+from hocket.runtime.host_launcher import launcher_for
+from hocket.runtime.hosts import Host
 from hocket.runtime.metrics import Recorder
 from hocket.runtime.simulator import Simulator
 from hocket.strategy import Strategy
@@ -123,9 +124,20 @@ def _experiment(
 
 @contextmanager
 def _run_directory(
-    experiment: Experiment, cluster: Cluster | None, out: Path | None, resume: bool
+    experiment: Experiment,
+    cluster: Cluster | None,
+    out: Path | None,
+    resume: bool,
+    host: Host | None = None,
 ) -> Iterator[tuple[Path, Saved | None]]:
-    """Open, reopen, or borrow a directory for a run."""
+    """Open, reopen, or borrow a directory for a run; on several hosts the first one does."""
+    if host is not None and out is None:
+        raise ConfigError("a run on several hosts needs `out`, on a file system that all share")
+    if out is not None and host is not None and not host.is_head:
+        host.open_directory(out)
+        keep = experiment.options.keep_checkpoints
+        yield out, Checkpoints(out, keep).latest() if resume else None
+        return
     if out is None:
         if resume:
             raise ConfigError("resume needs the run directory: give it as `out`")
@@ -133,11 +145,14 @@ def _run_directory(
             yield Path(borrowed), None
         return
     record = config.record(experiment, cluster)
+    saved = None
     if resume:
-        yield out, rundir.reopen(out, record, experiment.options.keep_checkpoints)
+        saved = rundir.reopen(out, record, experiment.options.keep_checkpoints)
     else:
         rundir.create(out, record)
-        yield out, None
+    if host is not None:
+        host.open_directory(out)
+    yield out, saved
 
 
 def run_real(
@@ -149,29 +164,31 @@ def run_real(
     faults: tuple[Fault, ...] = (),
 ) -> Result:
     """Run an experiment in real processes; `faults` are planned by tests and benchmarks."""
-    title = _title(experiment)
     total = experiment.pool().total_frames
+    host = Host.from_environment(experiment.options.timeout_s)
+    head = host is None or host.is_head
     with (
-        _run_directory(experiment, None, out, resume) as (path, saved),
-        display(title, total, wanted=progress) as shown,
+        _run_directory(experiment, None, out, resume, host) as (path, saved),
+        display(_title(experiment), total, wanted=progress and head) as shown,
     ):
         shown.say(rate_note(experiment))
-        recorder = Recorder(
-            path if out else None, tensorboard=experiment.options.tensorboard, show=shown.show
-        )
-        launcher = Launcher(
-            experiment,
-            path,
-            saved is not None,
-            recorder,
-            shown.say,
+        record = path if out and head else None
+        recorder = Recorder(record, tensorboard=experiment.options.tensorboard, show=shown.show)
+        launcher = launcher_for(
+            host,
+            experiment=experiment,
+            run_dir=path,
+            resume=saved is not None,
+            report=recorder,
+            say=shown.say,
             resumable=out is not None,
             faults=faults,
         )
         try:
             summaries = launcher.run()
-            result = results.of_real(summaries, launcher.losses, path, out)
-            result = dataclasses.replace(result, evaluations=results.curve(recorder))
+            result = results.of_real(summaries, launcher.losses, path, record)
+            curve = results.curve(recorder)
+            result = dataclasses.replace(result, evaluations=curve, run_dir=out)
             recorder(results.summary_event(result))
         finally:
             recorder.close()

@@ -33,6 +33,7 @@ from hocket.experiment import Experiment
 from hocket.runtime import learner_process
 from hocket.runtime.children import Child, Loss
 from hocket.runtime.faults import Fault
+from hocket.runtime.learner_process import Place
 from hocket.runtime.transport import Store
 
 HOST = "127.0.0.1"
@@ -54,19 +55,39 @@ class Launcher:
     resumable: bool = True  # does the run directory outlive the run?
     faults: tuple[Fault, ...] = ()  # planned, by tests and benchmarks
     children: list[Child] = field(default_factory=list)
+    _store: Store | None = None  # held open while learners use it
     _interrupts: int = 0
     _looked: float = 0.0
 
     def run(self) -> list[dict[str, Any]]:
         """Run to the end and return the summaries of those who are left, in rank order."""
-        store = Store.serve(HOST, self.experiment.options.timeout_s)
-        store.put("token", secrets.token_hex(16))
+        place = self.open_place()
         try:
             with self._signals():
-                self._start(store.port)
+                self._start(place)
                 self._watch()
         finally:
             self._end_all()
+        return self.summaries
+
+    def open_place(self) -> Place:
+        """Open the store in which learners find each other."""
+        self._store = Store.serve(HOST, self.experiment.options.timeout_s)
+        self.put_token(self._store)
+        return Place(HOST, self._store.port)
+
+    @staticmethod
+    def put_token(store: Store) -> None:
+        """Make the secret by which learners of this run know each other."""
+        store.put("token", secrets.token_hex(16))
+
+    def ranks(self) -> range:
+        """Return the learners to start here."""
+        return range(self.experiment.options.learners)
+
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """What those who are left report."""
         return [c.summary for c in self.children if c.summary is not None]
 
     @property
@@ -74,7 +95,7 @@ class Launcher:
         """Who was lost, and when."""
         return [c.loss for c in self.children if c.loss is not None]
 
-    def _start(self, port: int) -> None:
+    def _start(self, place: Place) -> None:
         try:
             ForkingPickler.dumps(self.experiment)
         except Exception as error:
@@ -85,13 +106,13 @@ class Launcher:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hocket.runtime.learner_process"])
         with _signals_held_back():
-            self._start_all(context, port)
+            self._start_all(context, place)
 
-    def _start_all(self, context: ForkServerContext, port: int) -> None:
-        for rank in range(self.experiment.options.learners):
+    def _start_all(self, context: ForkServerContext, place: Place) -> None:
+        for rank in self.ranks():
             ours, theirs = context.Pipe()
             orders = learner_process.Orders(
-                self.experiment, rank, HOST, port, self.run_dir, self.resume, self.faults
+                self.experiment, rank, place, self.run_dir, self.resume, self.faults
             )
             process = context.Process(
                 target=learner_process.main, args=(orders, theirs), name=f"hocket learner {rank}"
@@ -105,7 +126,7 @@ class Launcher:
     def _watch(self) -> None:
         told = 0
         self._looked = time.monotonic()
-        while any(c.working for c in self.children):
+        while self.at_work():
             if self._interrupts > told:
                 told = self._interrupts
                 self._interrupted(told)
@@ -116,6 +137,18 @@ class Launcher:
             if failed is not None:
                 raise self._cause(failed)
             self._fence_the_silent()
+            self.look_around()
+
+    def at_work(self) -> bool:
+        """True while any learner works."""
+        return any(c.working for c in self.children)
+
+    def look_around(self) -> None:
+        """See what is new elsewhere; on one host there is no elsewhere."""
+
+    def note_event(self, event: dict[str, Any]) -> None:
+        """Enter an event into the record."""
+        self.report(event)
 
     def _hear(self, child: Child) -> None:
         said = child.receive()
@@ -123,7 +156,7 @@ class Launcher:
             child.process.join(PATIENCE_S)
             self._gone(child, child.ended_by())
         elif said[0] == "event":
-            self.report(said[1])
+            self.note_event(said[1])
         elif said[0] == "failed" and child.failure and child.failure[0] == "FencedError":
             self._gone(child, child.failure[1])
 
@@ -157,9 +190,26 @@ class Launcher:
         """Go on without a learner, or stop, as the run was told."""
         if not child.met or not self.experiment.goes_on_without:
             raise self._died(child)
-        where = max((c.vitals for c in self.children), key=lambda v: (v.time_s, v.frames))
-        latest = max(c.heard for c in self.children if c.vitals.time_s == where.time_s)
-        loss = child.lose(where.time_s + time.monotonic() - latest, reason)
+        self.note_loss(child.lose(self.now_s(), reason))
+        if not self.anybody_left():
+            raise self._died(child)
+
+    def anybody_left(self) -> bool:
+        """True if a learner works or has finished."""
+        return any(c.working or c.summary is not None for c in self.children)
+
+    def _furthest(self) -> Child:
+        """Return the child that knows best where the run is."""
+        return max(self.children, key=lambda c: (c.vitals.time_s, c.vitals.frames))
+
+    def now_s(self) -> float:
+        """Return the time of the run, as far as its learners have told."""
+        best = self._furthest()
+        return best.vitals.time_s + time.monotonic() - best.heard
+
+    def note_loss(self, loss: Loss) -> None:
+        """Enter a loss into the record."""
+        where = self._furthest().vitals
         self.report(
             {
                 "event": "lost",
@@ -167,12 +217,10 @@ class Launcher:
                 "clock": "wall",
                 "frames": where.frames,
                 "epoch": where.epoch,
-                "rank": child.rank,
-                "reason": reason,
+                "rank": loss.rank,
+                "reason": loss.reason,
             }
         )
-        if not any(c.working or c.summary for c in self.children):
-            raise self._died(child)
 
     # ------------------------------------------------------------------ failures
 

@@ -31,13 +31,26 @@ ORPHANED = 3  # exit code of a learner whose launcher has gone
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where learners find each other: a store, and a part of it."""
+
+    address: str
+    port: int
+    prefix: str = ""
+
+    def store(self, timeout_s: float) -> Store:
+        """Connect to it."""
+        store = Store.connect(self.address, self.port, timeout_s)
+        return store.prefix(self.prefix) if self.prefix else store
+
+
+@dataclass(frozen=True)
 class Orders:
     """All that a learner needs to know."""
 
     experiment: Experiment
     rank: int
-    host: str
-    port: int
+    place: Place
     run_dir: Path | None
     resume: bool
     faults: tuple[Fault, ...] = ()
@@ -113,7 +126,7 @@ def main(orders: Orders, pipe: Connection) -> None:
 
 def _build(orders: Orders, control: Control) -> ProcessRuntime:
     options = orders.experiment.options
-    store = Store.connect(orders.host, orders.port, options.timeout_s)
+    store = orders.place.store(options.timeout_s)
     checkpoints = saved = None
     if orders.run_dir is not None:
         checkpoints = Checkpoints(orders.run_dir, options.keep_checkpoints)
@@ -122,7 +135,7 @@ def _build(orders: Orders, control: Control) -> ProcessRuntime:
         orders.experiment,
         orders.rank,
         store,
-        orders.host,
+        orders.place.address,
         lambda event: control.tell("event", event),
         checkpoints,
         saved,

@@ -108,6 +108,11 @@ class Mesh:
             for listener in ready:
                 self._accept(listener)
 
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts there are."""
+        return len(set(self.hosts))
+
     def _connect(self, to: int, place: list[object]) -> None:
         if to in self.near:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -16,7 +16,7 @@ import torch
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.shared_ledger import SharedLedger, save_counters
 from hocket.effects import Effect, Grad, Gradient, MeanGradient, Recv, Send
-from hocket.errors import PeerLostError
+from hocket.errors import FencedError, PeerLostError
 from hocket.experiment import Experiment
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
@@ -116,7 +116,22 @@ class ProcessRuntime(Trampoline):
                 timeout_s=options.timeout_s,
             )
             self._letters.open(make, self._mailbox_failed)
-        return Exchange(mesh, self.size, timeout_s=options.timeout_s)
+        fence = self._fence if mesh.num_hosts > 1 else lambda lost: None
+        return Exchange(mesh, self.size, timeout_s=options.timeout_s, agreed=fence)
+
+    def _fence(self, lost: tuple[int, ...]) -> None:
+        """Declare the lost before going on without them, and see whether it is we who are lost.
+
+        A host that was cut off and comes back must not go on by itself: else there would be two
+        runs. If both sides declare each other, both end, and the run can be resumed.
+        """
+        for rank in lost:
+            self._store.add(f"fence/{rank}", 1)
+        if self._store.add(f"fence/{self.rank}", 0):
+            raise FencedError(
+                f"rank {self.rank} was declared lost while it was cut off: the others go on "
+                "without it, so it ends here"
+            )
 
     def _open(self, saved: Saved | None) -> None:
         """Agree on the first model, and put everything in its place."""
