@@ -123,6 +123,7 @@ def _run_options(command: argparse.ArgumentParser) -> None:
     )
     add("--epochs", type=int, metavar="N", help="short for --set schedule.epochs=N")
     add("--lr", type=float, metavar="X", help="short for --set optimizer.lr=X")
+    add("--device", choices=("auto", "cpu", "cuda"), help="short for --set runtime.device=NAME")
     add("--seed", type=int, metavar="S", help="short for --set runtime.seed=S")
     add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
     add(
@@ -152,6 +153,7 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     flags = {
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
+        ("runtime", "device"): args.device,
         ("schedule", "epochs"): args.epochs,
         ("optimizer", "lr"): args.lr,
     }

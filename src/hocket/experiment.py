@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from hocket.codecs import FLOAT32, Codec
 from hocket.data.pool import Pool, Sharding
+from hocket.device import DeviceName, Precision
 from hocket.errors import require
 from hocket.optim import SGD, Constant, Optimizer, Schedule
 from hocket.optim.compensation import target_factor
@@ -26,6 +27,8 @@ class RuntimeOptions:
     seed: int = 0
     sharding: Sharding = "pool"  # fixed: an item belongs to the same learner in every epoch
     threads: int = 1  # per learner
+    device: DeviceName = "auto"  # CUDA where there is one; untested (docs/gpu.md)
+    precision: Precision = "float32"  # bfloat16: autocast; flat vectors stay float32
     deterministic: bool = True  # sums are in rank order, to the bit
     transport: Transport = "auto"  # shared memory within a host, sockets between hosts
     timeout_s: float = 300.0  # limit of every wait for another learner

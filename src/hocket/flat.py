@@ -66,15 +66,17 @@ class Layout:
 
     def parts(self, tensors: Iterable[torch.Tensor | None]) -> Parts:
         """Take one tensor for each parameter as a vector that is not laid out yet."""
+        given = list(tensors)
+        device = next((t.device for t in given if t is not None), None)
         made = [
-            (e.offset, torch.zeros(e.num_values) if t is None else t.reshape(-1))
-            for e, t in zip(self.entries, tensors, strict=True)
+            (e.offset, torch.zeros(e.num_values, device=device) if t is None else t.reshape(-1))
+            for e, t in zip(self.entries, given, strict=True)
         ]
         return Parts(self.size, made)
 
-    def zeros(self) -> Flat:
+    def zeros(self, device: torch.device | None = None) -> Flat:
         """Return a new vector of zeros."""
-        return torch.zeros(self.size)
+        return torch.zeros(self.size, device=device)
 
     def views(self, flat: Flat) -> list[torch.Tensor]:
         """Every parameter as a view of `flat`, in order."""
@@ -86,8 +88,9 @@ class Layout:
 
     def pack(self, tensors: Iterable[torch.Tensor | None]) -> Flat:
         """Copy tensors (None counts as zero) into a new vector."""
-        flat = self.zeros()
-        for view, tensor in zip(self.views(flat), tensors, strict=True):
+        given = list(tensors)
+        flat = self.zeros(next((t.device for t in given if t is not None), None))
+        for view, tensor in zip(self.views(flat), given, strict=True):
             if tensor is not None:
                 view.copy_(tensor)
         return flat
@@ -119,4 +122,9 @@ class Parts:
 
     def join(self) -> Flat:
         """Lay the vector out in memory of its own."""
-        return self.write_(torch.empty(self.size))
+        device = self.pieces[0][1].device if self.pieces else None
+        return self.write_(torch.empty(self.size, device=device))
+
+    def finite(self) -> bool:
+        """True if no value is infinite or not a number."""
+        return all(bool(torch.isfinite(piece).all()) for _, piece in self.pieces)

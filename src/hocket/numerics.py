@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hocket.flat import Flat
+from hocket.flat import Flat, Parts
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -37,6 +37,11 @@ def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float], out: Flat | N
     if total is None:
         raise ValueError("all shares are zero")
     return total
+
+
+def finite(vector: Flat | Parts) -> bool:
+    """True if no value is infinite or not a number."""
+    return vector.finite() if isinstance(vector, Parts) else bool(torch.isfinite(vector).all())
 
 
 def clip_coefficient(vector: Flat, max_norm: float) -> float:

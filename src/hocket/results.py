@@ -29,6 +29,7 @@ class LearnerReport:
     utilisation: float  # share of the training time spent computing gradients
     lost: bool = False  # died before the end
     lost_s: float | None = None  # when, since the run began
+    skipped: int = 0  # steps not made, because the gradient was not finite
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ def _report(rank: int, books: Books, time_s: float, lost_s: float | None = None)
     there_s = (time_s if lost_s is None else lost_s) - books.since_s
     busy = books.compute_s / there_s if there_s > 0 else 0.0
     lost = lost_s is not None
-    return LearnerReport(rank, books.frames, books.bytes_sent, busy, lost, lost_s)
+    return LearnerReport(
+        rank, books.frames, books.bytes_sent, busy, lost, lost_s, skipped=books.skipped
+    )
 
 
 def of_simulated(simulator: Simulator, path: Path, out: Path | None) -> Result:

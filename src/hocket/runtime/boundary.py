@@ -99,7 +99,7 @@ async def _model(desk: Desk, state: State) -> Flat:
         return (await AllReduce(mine, weight=1.0)).value
     if strategy.evaluates == "root":
         return await Broadcast(mine, root=desk.alive[0])
-    sums = await Gather(zlib.crc32(mine.contiguous().numpy().data))
+    sums = await Gather(zlib.crc32(mine.contiguous().cpu().numpy().data))
     if len(set(sums)) > 1:
         raise ContractError(
             f"strategy {strategy.name!r} declares identical replicas, but at {desk.frames} frames "

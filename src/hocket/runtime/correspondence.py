@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from hocket.device import move
 from hocket.effects import Message, Recv, Send
 from hocket.errors import ContractError, WaitTimeoutError, require
 from hocket.experiment import Experiment
@@ -28,6 +31,7 @@ class Correspondence:
         self._jobs = jobs
         self._sent: Counter[int] = Counter()  # to whom
         self._arrived: Counter[int] = Counter()  # from whom
+        self.device = torch.device("cpu")  # where the learner computes
         self.inbox = Inbox(rank)
         self.mailbox: Mailbox | None = None
 
@@ -66,6 +70,7 @@ class Correspondence:
 
     def _arrive(self, message: Message, error: BaseException | None) -> None:
         self._arrived[message.source] += 1
+        message.payload = move(message.payload, self.device)
         self.inbox.arrive(message)
 
     def receive(self, effect: Recv, deliver: Deliver, *, limited: bool) -> None:

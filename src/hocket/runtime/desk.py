@@ -55,6 +55,7 @@ class Books:
     bytes_sent: int = 0
     frames: int = 0  # it has taken gradients on
     draws: int = 0
+    skipped: int = 0  # steps not made, because the gradient was not finite
     since_s: float = 0.0  # training time of the run when these books were opened
 
 
@@ -135,7 +136,11 @@ class Desk:
             rate=self.rate,
             rng=self.rng,
             codec=experiment.codec,
+            skip=None if experiment.options.precision == "float32" else self._skipped,
         )
+
+    def _skipped(self) -> None:
+        self.books.skipped += 1
 
     def rate(self) -> float:
         """Return the local learning rate now."""

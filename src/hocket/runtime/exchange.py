@@ -127,7 +127,8 @@ class Exchange:
         )
         weights = [row[0] for row in rows]
         contributors = sum(w > 0 for w in weights) or len(weights)
-        return Mean(value.join(), contributors, float(sum(weights))), _note(members, rows)
+        mean = value.join().to(effect.x.device)
+        return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
 
     def mean_gradient(self, grad: Grad, riding: Riding = NOTHING) -> tuple[Grad, Note]:
         """Return the frame-weighted mean gradient, and what rode along."""
@@ -136,7 +137,9 @@ class Exchange:
         value, rows, members = self._reduce(None, "MeanGradient", own, row)
         note = _note(members, rows)
         frames = int(sum(row[0] for row in rows))
-        mean = Grad(value, frames, note.tally.loss_sum, note.tally.correct, grad.tickets)
+        on = own.pieces[0][1].device if isinstance(own, Parts) else own.device
+        whole = value if on.type == "cpu" else value.join().to(on)
+        mean = Grad(whole, frames, note.tally.loss_sum, note.tally.correct, grad.tickets)
         self._lent = mean
         return mean, note
 
@@ -161,7 +164,7 @@ class Exchange:
             raise PeerLostError(
                 f"rank {self._rank} awaits a broadcast from rank {effect.root}, which is lost"
             )
-        return value, _present(operation)
+        return value.to(effect.x.device), _present(operation)
 
     def first_model(self, mine: Flat) -> Flat:
         """Return the model all begin with: that of the first who lives."""
@@ -176,7 +179,7 @@ class Exchange:
         """Return everybody's stripe for me."""
         group = self._group(effect.group)
         operation = operations.Exchanged(group.slots, group.circle.members, effect.stripes)
-        value = self._hold(group, operation)
+        value = [part.to(effect.stripes[0].device) for part in self._hold(group, operation)]
         return value, _present(operation)
 
     def scores(self, tally: Tally) -> tuple[Scores, Note]:

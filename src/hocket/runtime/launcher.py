@@ -109,10 +109,10 @@ class Launcher:
             self._start_all(context, place)
 
     def _start_all(self, context: ForkServerContext, place: Place) -> None:
-        for rank in self.ranks():
+        for local_rank, rank in enumerate(self.ranks()):
             ours, theirs = context.Pipe()
             orders = learner_process.Orders(
-                self.experiment, rank, place, self.run_dir, self.resume, self.faults
+                self.experiment, rank, place, self.run_dir, self.resume, self.faults, local_rank
             )
             process = context.Process(
                 target=learner_process.main, args=(orders, theirs), name=f"hocket learner {rank}"

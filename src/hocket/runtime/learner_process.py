@@ -54,6 +54,7 @@ class Orders:
     run_dir: Path | None
     resume: bool
     faults: tuple[Fault, ...] = ()
+    local_rank: int = 0
 
 
 class Control:
@@ -139,6 +140,7 @@ def _build(orders: Orders, control: Control) -> ProcessRuntime:
         lambda event: control.tell("event", event),
         checkpoints,
         saved,
+        local_rank=orders.local_rank,
         met=lambda: control.tell("met"),
         fate=Fate(orders.faults, orders.rank),
     )

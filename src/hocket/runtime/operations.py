@@ -310,7 +310,7 @@ class Exchanged(Posted):
     def __init__(self, slots: Slots, members: Ranks, given: Sequence[torch.Tensor]) -> None:
         super().__init__(slots, "AllToAll", sum(s.numel() for s in given), [])
         self._all = members
-        self._given = [s.detach().contiguous() for s in given]
+        self._given = [s.detach().contiguous().cpu() for s in given]
         self._width_of = [s.numel() * s.element_size() for s in self._given]
         laid = [s.view(-1).view(torch.uint8) for s in self._given]
         self._post(torch.cat(laid))

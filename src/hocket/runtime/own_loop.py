@@ -167,7 +167,9 @@ class LoopRuntime(Trampoline):
         self._fate = fate or Fate((), rank)
         self._exchange = self._meet(store, own_address(host)) if store is not None else None
         with torch.random.fork_rng(devices=[]):  # the user's random numbers are left alone
-            self._worker = Worker(experiment.task, Pool(experiment.task, epochs=1, seed=0), 0)
+            pool = Pool(experiment.task, epochs=1, seed=0)
+            on = next(experiment.task.build_model().parameters()).device  # where the user put it
+            self._worker = Worker(experiment.task, pool, 0, on=on)
         self._desk = LoopDesk(experiment, rank, self._worker.new_state())
         self._desk.rng = random.Random(stable_seed(experiment.options.seed, "learner", rank))
         self._together = Together(

@@ -36,7 +36,7 @@ def flatten(tree: Any, *, dataclasses: bool = True) -> tuple[Any, dict[str, torc
         if node is None or isinstance(node, bool | int | float | str):
             return node
         if isinstance(node, torch.Tensor):
-            tensors[path] = node.detach()
+            tensors[path] = node.detach().cpu()
             return {"$tensor": path}
         if isinstance(node, Ticket):
             return {"$ticket": list(astuple(node))}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hocket import device
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.shared_ledger import SharedLedger, save_counters
 from hocket.effects import Effect, Grad, Gradient, MeanGradient, Recv, Send
@@ -53,6 +54,7 @@ class ProcessRuntime(Trampoline):
         checkpoints: Checkpoints | None = None,
         saved: Saved | None = None,
         *,
+        local_rank: int | None = None,
         met: Callable[[], None] = lambda: None,
         fate: Fate | None = None,
     ) -> None:
@@ -77,7 +79,14 @@ class ProcessRuntime(Trampoline):
         self._exchange = self._meet(own_address(host)) if self.size > 1 else None
         met()
         self._pool = experiment.pool()
-        self._worker = Worker(experiment.task, self._pool, options.seed)
+        self._worker = Worker(
+            experiment.task,
+            self._pool,
+            options.seed,
+            on=device.resolve(options.device, rank if local_rank is None else local_rank),
+            precision=options.precision,
+        )
+        self._letters.device = self._worker.device
         self._meeting = Meeting(
             self._worker.layout,
             self._worker.frozen,

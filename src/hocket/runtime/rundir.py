@@ -22,6 +22,7 @@ from hocket.runtime.metrics import rewind
 
 # What may differ when a run is resumed; anything else would make it another run.
 FREE_ON_RESUME = {
+    "runtime.device",
     "runtime.learners",
     "runtime.threads",
     "runtime.on_loss",

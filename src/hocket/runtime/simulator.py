@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hocket import device
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.shared_ledger import LocalCounters, SharedLedger, save_counters
 from hocket.effects import (
@@ -113,7 +114,13 @@ class Simulator(Trampoline):
         self._failure: BaseException | None = None
         self._cost = CostModel(cluster, experiment.options.seed)
         self._pool = experiment.pool()
-        self._worker = Worker(experiment.task, self._pool, experiment.options.seed)
+        self._worker = Worker(
+            experiment.task,
+            self._pool,
+            experiment.options.seed,
+            on=device.resolve(experiment.options.device, 0),
+            precision=experiment.options.precision,
+        )
         self._counters = LocalCounters()
         self._report = report
         self._meeting = Meeting(
