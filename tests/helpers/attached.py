@@ -77,5 +77,11 @@ def main(out: Path, options: dict[str, Any]) -> None:
     (out / f"facts-{rank}.json").write_text(json.dumps(facts))
 
 
+def learner(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
+    """Run one learner as a launcher would have started it."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "HOCKET_STORE": f"127.0.0.1:{port}"}
+    main(out, options)
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]), json.loads(sys.argv[2]))

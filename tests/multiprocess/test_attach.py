@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import nn
 import hocket
 from hocket import SGD, AllReduceSGD, Constant, KStep, Sequential
 from hocket.errors import ConfigError
+from hocket.runtime.transport import Store
 
 TESTS = Path(__file__).parents[1]
 STRATEGIES = [Sequential(), AllReduceSGD(), KStep(sync_every=3), DelayByOne()]
@@ -133,20 +135,24 @@ def test_a_state_in_the_middle_of_a_block_is_refused() -> None:
 # ------------------------------------------------------------------ several processes
 
 
-def launch(out: Path, learners: int, **options: Any) -> subprocess.CompletedProcess[str]:
+def launch(out: Path, learners: int, **options: Any) -> list[int | None]:
+    """Run the loop on several learners, forked from a server that has torch loaded."""
     out.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "hocket.launch", "--learners", str(learners)]
-    done = subprocess.run(
-        [*command, str(Path(attached.__file__)), str(out), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)]), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hocket.runtime.learner_process"])
+    store = Store.serve("127.0.0.1", 60.0)
+    processes = [
+        context.Process(target=attached.learner, args=(r, learners, store.port, out, options))
+        for r in range(learners)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    doomed = {fault["rank"] for fault in options.get("faults", [])}
+    codes = [process.exitcode for process in processes]
+    assert codes == [-9 if rank in doomed else 0 for rank in range(learners)]
+    return codes
 
 
 def models(out: Path) -> list[dict[str, torch.Tensor]]:
@@ -213,13 +219,33 @@ def test_saved_and_loaded_it_goes_on_as_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["allreduce", "kstep"])
 def test_a_killed_learner_does_not_stop_the_others(name: str, tmp_path: Path) -> None:
-    faults = [{"rank": 1, "at_draw": 3}]
-    done = launch(tmp_path, 3, strategy={"name": name}, faults=faults)
-    assert "rank 1 is lost (SIGKILL)" in done.stderr
-    one, other = models(tmp_path)
+    launch(tmp_path, 3, strategy={"name": name}, faults=[{"rank": 1, "at_draw": 3}])
+    went_on(tmp_path)
+
+
+def went_on(out: Path) -> None:
+    one, other = models(out)
     assert same(one, other)
-    facts = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("facts-*.json"))]
+    facts = [json.loads(p.read_text()) for p in sorted(out.glob("facts-*.json"))]
     assert [f["alive"] for f in facts] == [[0, 2], [0, 2]]
+
+
+def test_the_launcher_of_scripts_names_a_lost_learner_and_leaves_the_others_alone(
+    tmp_path: Path,
+) -> None:
+    options = {"strategy": {"name": "allreduce"}, "faults": [{"rank": 1, "at_draw": 3}]}
+    command = [sys.executable, "-m", "hocket.launch", "--learners", "3"]
+    done = subprocess.run(
+        [*command, str(Path(attached.__file__)), str(tmp_path), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 is lost (SIGKILL)" in done.stderr
+    went_on(tmp_path)
 
 
 def test_a_sequential_rate_is_compensated_and_the_users_rate_left_alone(tmp_path: Path) -> None:
