@@ -173,7 +173,7 @@ def main() -> None:
 def show(case: Case, minibatches: int, repeats: int) -> None:
     rounds: dict[str, list[tuple[float, float]]] = {"allreduce": [], "kstep": []}
     for _ in range(repeats):  # what the simulator is told is measured beside what it predicts
-        apart_s = measure(case, "apart", minibatches)
+        apart_s = measure(Case(1, case.learners), "apart", minibatches)  # no wire in this
         memory = memory_speed(case) if case.learners > case.hosts else 40.0
         for name, seen in rounds.items():
             measured = measure(case, name, minibatches)

@@ -42,6 +42,10 @@ class FencedError(HocketError):
     """This learner was declared lost while it lived; the others go on without it."""
 
 
+class StoreLostError(HocketError):
+    """The store through which hosts talk cannot be reached any more."""
+
+
 class LearnerFailedError(HocketError):
     """A learner ended before its work was done; names the rank and the first cause."""
 

@@ -50,6 +50,10 @@ class Pair:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
+    def cut(self) -> None:
+        """Pull the plug: nobody hears anything any more, not even an end."""
+        _run("ip", "-n", self.names[0], "link", "set", "veth-a", "down")
+
     def limit(self, mbit: float) -> None:
         """Limit both directions of the wire."""
         for name, device in zip(self.names, ("veth-a", "veth-b"), strict=True):

@@ -97,6 +97,28 @@ def test_a_learner_killed_on_another_host_is_lost_and_the_run_goes_on(
     assert [one["lost"] for one in summary["learners"]].count(True) == 1
 
 
+@needs_network
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_host_that_is_cut_off_is_lost_and_does_not_go_on_by_itself(
+    pair: network.Pair, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    processes = train(pair, out, "strategy.name=allreduce", "schedule.epochs=60")
+    try:
+        wait_for(lambda: sum(r["event"] == "train" for r in rows(out)) > 4)
+        apart = learners_below(processes[1])
+        pair.cut()
+        wait_for(lambda: rows(out)[-1]["event"] == "summary", 150)
+        assert rows(out)[-1]["frames"] == 60 * 4000, "the ledger closes"
+        wait_for(lambda: not any(p.is_running() for p in apart), 120)
+    finally:  # torchrun's agents would wait for each other for five minutes
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [one["lost"] for one in rows(out)[-1]["learners"]] == [False, False, True, True]
+
+
 def test_learners_are_shared_out_over_hosts() -> None:
     def ranks(learners: int, hosts: int) -> list[list[int]]:
         store: Any = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hocket import errors
-from hocket.errors import HocketError, LearnerFailedError
+from hocket.errors import HocketError, LearnerFailedError, StoreLostError
 from hocket.runtime.children import Loss
 from hocket.runtime.desk import Books
 from hocket.runtime.hosts import Host
@@ -155,7 +156,8 @@ class Outpost(HostLauncher):
             super().run()
             self.look_around()
         except BaseException as error:
-            self.host.tell("failed", None, [type(error).__name__, str(error)])
+            with suppress(StoreLostError):  # it may be just that
+                self.host.tell("failed", None, [type(error).__name__, str(error)])
             raise
         outcome = self.host.outcome()
         self.all_losses = [

@@ -23,6 +23,7 @@ from hocket.runtime.transport import Store
 
 _BEAT_EVERY_S = 1.0
 _POLL_S = 0.2
+_STORE_LIMIT_S = 30.0  # longer than a host may vanish before its connections are given up
 _MARK = ".hosts"  # a file that shows whether all hosts see the same run directory
 
 
@@ -56,7 +57,8 @@ class Host:
             if served
             else Store.connect(address, port, timeout_s)
         )
-        return cls(number, count, store.prefix(prefix), address, port, prefix)
+        limited = store.prefix(prefix).limited(_STORE_LIMIT_S)
+        return cls(number, count, limited, address, port, prefix)
 
     @property
     def is_head(self) -> bool:

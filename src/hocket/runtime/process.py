@@ -134,9 +134,10 @@ class ProcessRuntime(Trampoline):
         A host that was cut off and comes back must not go on by itself: else there would be two
         runs. If both sides declare each other, both end, and the run can be resumed.
         """
+        store = self._store.limited(self._experiment.options.silence_s)
         for rank in lost:
-            self._store.add(f"fence/{rank}", 1)
-        if self._store.add(f"fence/{self.rank}", 0):
+            store.add(f"fence/{rank}", 1)
+        if store.add(f"fence/{self.rank}", 0):
             raise FencedError(
                 f"rank {self.rank} was declared lost while it was cut off: the others go on "
                 "without it, so it ends here"

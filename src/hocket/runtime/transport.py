@@ -6,11 +6,16 @@ handed in, so that survivors can regroup and another engine can bring its own re
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed
+
+from hocket.errors import StoreLostError
 
 dist: Any = torch.distributed  # its stubs lack the group objects that are used here
 
@@ -18,8 +23,9 @@ dist: Any = torch.distributed  # its stubs lack the group objects that are used 
 class Store:
     """Names and numbers that all learners can read; one process serves it."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, limit_s: float | None = None) -> None:
         self._inner = inner
+        self._limit_s = limit_s
 
     @classmethod
     def serve(cls, host: str, timeout_s: float, port: int = 0) -> Store:
@@ -39,20 +45,51 @@ class Store:
 
     def prefix(self, name: str) -> Store:
         """Return a view in which every key begins with `name`."""
-        return Store(dist.PrefixStore(name, self._inner))
+        return Store(dist.PrefixStore(name, self._inner), self._limit_s)
+
+    def limited(self, limit_s: float) -> Store:
+        """Return a view whose every call ends in time, also when its host cannot be reached.
+
+        torch's own limit does not hold for a connection that was cut: the call would wait for the
+        kernel to give up, which takes a quarter of an hour.
+        """
+        return Store(self._inner, limit_s)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return it; atomic."""
-        return int(self._inner.add(key, amount))
+        return int(self._within(lambda: self._inner.add(key, amount)))
 
     def put(self, key: str, value: str) -> None:
         """Store a value."""
-        self._inner.set(key, value)
+        self._within(lambda: self._inner.set(key, value))
 
     def get(self, key: str) -> str:
         """Return a value; waits for it, up to the limit."""
-        raw: bytes = self._inner.get(key)
+        raw: bytes = self._within(lambda: self._inner.get(key))
         return raw.decode()
+
+    def _within(self, call: Callable[[], Any]) -> Any:
+        if self._limit_s is None:
+            return call()
+        ended: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def attempt() -> None:
+            try:
+                ended.put((call(), None))
+            except Exception as error:
+                ended.put((None, error))
+
+        threading.Thread(target=attempt, name="store", daemon=True).start()
+        try:
+            value, error = ended.get(timeout=self._limit_s)
+        except queue.Empty:
+            value, error = None, TimeoutError(f"no answer within {self._limit_s:g} s")
+        if error is not None:
+            raise StoreLostError(
+                f"the store that brought the hosts together cannot be reached ({error}): its host "
+                "has ended or is cut off, so this part of the run ends; --resume continues it"
+            ) from error
+        return value
 
 
 def own_address(towards: str) -> str:
