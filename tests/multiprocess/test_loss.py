@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.runs import OPTIONS, same_model, simulated
 from helpers.strategies import DelayByOne, PushPull
-from helpers.tasks import Quadratic, Slow, WithBuffers
+from helpers.tasks import Forking, Quadratic, Slow, WithBuffers
 
 from hocket import SGD, AllReduceSGD, Cluster, Constant, Death, Host, KStep, Result, api
 from hocket.errors import ConfigError, LearnerFailedError
@@ -186,6 +186,11 @@ def test_a_run_that_lost_a_learner_is_resumed_with_all(tmp_path: Path) -> None:
     result = api.run_real(experiment, out, resume=True, progress=False)
     assert result.frames == 4 * sum(Quadratic(uneven=True).frames_of(i) for i in range(23))
     assert not any(one.lost for one in result.learners)
+
+
+def test_a_child_of_the_dead_learner_does_not_hide_its_death() -> None:
+    """A data loader's process that lives on must not hold the dead learner's connections."""
+    run(AllReduceSGD(), (Fault(1, at_draw=3),), learners=3, task=Forking(), timeout_s=8.0)
 
 
 @pytest.mark.long

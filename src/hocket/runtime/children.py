@@ -43,6 +43,7 @@ class Child:
     failure: tuple[str, str, str, str] | None = None  # type, message, doing, traceback
     status: str | None = None
     met: bool = False  # has it met the others? Before that, its death is a failed start
+    started: bool = False  # before that it prepares its data, and may well be silent
     loss: Loss | None = None
     silent: bool = False  # ended by us because it gave no sign of life
     vitals: Vitals = field(default_factory=Vitals)
@@ -68,6 +69,8 @@ class Child:
             self.status = body
         elif kind == "met":
             self.met = True
+        elif kind == "started":
+            self.started = True
         elif kind == "alive":
             self.vitals = body
         return kind, body

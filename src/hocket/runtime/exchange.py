@@ -98,9 +98,6 @@ class Exchange:
 
     def _hold(self, group: _Group, operation: Operation[T]) -> T:
         """Hold a collective: look at what comes whenever the circle must wait."""
-        if self._lent is not None:  # others will write to what it looks at
-            self._lent.give_back()
-            self._lent = None
         began = time.monotonic()
         holding = group.circle.hold(operation)
         while True:
@@ -130,15 +127,21 @@ class Exchange:
         mean = value.join().to(effect.x.device)
         return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
 
-    def mean_gradient(self, grad: Grad, riding: Riding = NOTHING) -> tuple[Grad, Note]:
-        """Return the frame-weighted mean gradient, and what rode along."""
+    def mean_gradient(
+        self, grad: Grad, riding: Riding = NOTHING, *, lend: bool = False
+    ) -> tuple[Grad, Note]:
+        """Return the frame-weighted mean gradient, and what rode along.
+
+        Lent, it stays in shared memory until `take_back`, which must come before the next
+        collective: only a learner that does one thing at a time can promise that.
+        """
         row = [float(grad.frames), *riding.row()]
         own = grad.whole if isinstance(grad.whole, Parts) else grad.vector
         value, rows, members = self._reduce(None, "MeanGradient", own, row)
         note = _note(members, rows)
         frames = int(sum(row[0] for row in rows))
         on = own.pieces[0][1].device if isinstance(own, Parts) else own.device
-        whole = value if on.type == "cpu" else value.join().to(on)
+        whole = value if lend and on.type == "cpu" else value.join().to(on)
         mean = Grad(whole, frames, note.tally.loss_sum, note.tally.correct, grad.tickets)
         self._lent = mean
         return mean, note
@@ -150,6 +153,12 @@ class Exchange:
         operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
         value, rows = self._hold(group, operation)
         return value, rows, operation.members
+
+    def take_back(self) -> None:
+        """End the loan of the last mean gradient: others will write to what it looks at."""
+        if self._lent is not None:
+            self._lent.give_back()
+            self._lent = None
 
     def broadcast(self, effect: Broadcast) -> tuple[torch.Tensor, Note]:
         """Return the root's vector."""

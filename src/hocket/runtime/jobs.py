@@ -34,6 +34,11 @@ class Jobs:
         )
         self._communicating = ThreadPoolExecutor(1, "collective")
 
+    @property
+    def concurrent(self) -> bool:
+        """True once work is done in threads."""
+        return self._concurrent()
+
     def compute(
         self,
         job: Callable[[], Any],
@@ -59,7 +64,7 @@ class Jobs:
                 value, error = _attempt(lambda: finish(value))
             deliver(value, error)
 
-        if self._concurrent():
+        if self.concurrent:
             executor.submit(lambda: self._done.put((settle, *_attempt(job))))
         else:
             settle(*_attempt(job))

@@ -168,7 +168,8 @@ class Launcher:
                 child.heard = now
         self._looked = now
         for child in self.children:
-            if child.working and child.met and now - child.heard > limit and not child.silent:
+            late = now - child.heard > limit
+            if child.working and child.started and late and not child.silent:
                 child.fence()  # the end of its pipe will follow
 
     def _interrupted(self, count: int) -> None:

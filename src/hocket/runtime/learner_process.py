@@ -66,6 +66,8 @@ class Control:
         self._stop = False
         self.runtime: ProcessRuntime | None = None
         self._alive_every_s = alive_every_s
+        # A process that the task forks must not keep our end of the pipe open when we are gone.
+        os.register_at_fork(after_in_child=lambda: os.close(pipe.fileno()))
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         threading.Thread(target=self._live, name="alive", daemon=True).start()
 
@@ -112,6 +114,7 @@ def main(orders: Orders, pipe: Connection) -> None:
     try:
         runtime = _build(orders, control)
         control.attach(runtime)
+        control.tell("started")
         runtime.run()
         if orders.run_dir is not None and orders.experiment.options.trace:
             runtime.trace.write(orders.run_dir / f"trace-{orders.rank}.jsonl")

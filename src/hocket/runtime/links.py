@@ -14,7 +14,9 @@ import os
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +30,7 @@ _CHUNK = 1 << 20
 VANISHED_S = 20
 
 PHASE, REPORT = 1, 2
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # a descriptor is not for programs we start
 
 
 @dataclass(slots=True)
@@ -71,6 +74,8 @@ def _parse(head: Buffer) -> tuple[Frame, int]:
 class Link(Protocol):
     """The two kinds have this in common."""
 
+    socket: socket.socket
+
     def fileno(self) -> int:
         """What to poll."""
         ...
@@ -97,7 +102,7 @@ class LocalLink:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self._socket = connection
+        self.socket = self._socket = connection
         self._kept: deque[Frame] = deque()
         self.fileno = connection.fileno
 
@@ -128,7 +133,7 @@ class LocalLink:
         while True:
             try:
                 data, rights, _, _ = self._socket.recvmsg(
-                    _HEAD.size + MAX_LOCAL_BODY, socket.CMSG_SPACE(4)
+                    _HEAD.size + MAX_LOCAL_BODY, socket.CMSG_SPACE(4), _CLOEXEC
                 )
             except BlockingIOError:
                 return frames
@@ -158,7 +163,7 @@ class RemoteLink:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
             _notice_a_vanished_host(connection)
-        self._socket = connection
+        self.socket = self._socket = connection
         self._kept: deque[memoryview] = deque()
         self._head = bytearray()
         self._frame: Frame | None = None
@@ -227,6 +232,26 @@ class RemoteLink:
         self._kept.clear()
         with contextlib.suppress(OSError):
             self._socket.close()
+
+
+def local_name(purpose: str, token: bytes, rank: int) -> str:
+    """Return the abstract name of a learner's Unix socket; all users of the host can see it."""
+    digest = blake2b(token, digest_size=16, person=purpose.encode()).hexdigest()
+    return f"\0hocket-{purpose}-{digest}-{rank}"
+
+
+def close_after_fork(sockets: Callable[[], Iterable[socket.socket]]) -> None:
+    """Let processes that a learner forks (data loaders) not hold its connections.
+
+    Else its death would be no end-of-file to the others while such a child lives.
+    """
+
+    def close() -> None:
+        for one in sockets():
+            with contextlib.suppress(OSError):
+                os.close(one.detach())
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _notice_a_vanished_host(connection: socket.socket) -> None:

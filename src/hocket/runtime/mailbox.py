@@ -25,6 +25,7 @@ import torch
 
 from hocket.effects import Message
 from hocket.errors import WaitTimeoutError
+from hocket.runtime.links import close_after_fork, local_name
 from hocket.runtime.packing import Buffer, from_buffer, to_parts
 from hocket.runtime.transport import Store
 
@@ -92,9 +93,10 @@ class Mailbox:
         self._thread.start()
         # To everybody, at once: whoever waits for a message must see its sender die.
         self._outgoing = {to: self._connect(store, to) for to in range(size) if to != rank}
+        close_after_fork(lambda: self._outgoing.values())
 
     def _name(self, rank: int) -> str:
-        return f"\0hocket-mail-{self._token.hex()}-{rank}"
+        return local_name("mail", self._token, rank)
 
     def _listen_nearby(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

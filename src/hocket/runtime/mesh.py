@@ -21,7 +21,14 @@ from pathlib import Path
 from hocket.errors import HocketError, WaitTimeoutError
 from hocket.experiment import Transport
 from hocket.runtime import segment
-from hocket.runtime.links import Frame, Link, LocalLink, RemoteLink
+from hocket.runtime.links import (
+    Frame,
+    Link,
+    LocalLink,
+    RemoteLink,
+    close_after_fork,
+    local_name,
+)
 from hocket.runtime.transport import Store
 
 _HELLO = struct.Struct("<q16s")  # rank, token of the run
@@ -60,6 +67,7 @@ class Mesh:
         self._by_fd: dict[int, int] = {}
         self._poll = select.poll()
         self._dead: list[int] = []  # their links failed while something was sent
+        close_after_fork(lambda: [link.socket for link in self._links.values()])
         host = host_name() if transport != "sockets" else f"{rank}"
         listeners = [socket.create_server((address, 0), backlog=128)]
         port = listeners[0].getsockname()[1]
@@ -80,7 +88,7 @@ class Mesh:
     # ------------------------------------------------------------------ meeting
 
     def _name(self, rank: int) -> str:
-        return f"\0hocket-{self._token.hex()}-{rank}"
+        return local_name("mesh", self._token, rank)
 
     def _listen_nearby(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

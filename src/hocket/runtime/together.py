@@ -117,8 +117,11 @@ class Together:
             riding = self._riding()
             coded = effect.codec.coded_bytes(self._worker.layout.size)
             self._desk.books.bytes_sent += self._others.reduced_bytes(coded)
+            lend = not self._jobs.concurrent
             self.communicate(
-                "mean_gradient", lambda: self._others.mean_gradient(grad, riding), deliver
+                "mean_gradient",
+                lambda: self._others.mean_gradient(grad, riding, lend=lend),
+                deliver,
             )
 
         return reduce
@@ -164,6 +167,7 @@ class Together:
         """Hold a collective; what rode along is entered when the answer is handed over."""
         self.issued += 1
         number = self.issued
+        self._others.take_back()  # here on the loop, where the strategy cannot be using it
 
         def guarded() -> Any:
             began = time.monotonic()
