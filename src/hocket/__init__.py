@@ -6,6 +6,7 @@ deterministic simulator.
 """
 
 from hocket.api import Result, simulate, train
+from hocket.attach import attach
 from hocket.data.synthetic import Synthetic
 from hocket.errors import HocketError
 from hocket.models.dnn import DNN
@@ -39,6 +40,7 @@ __all__ = [
     "Synthetic",
     "Task",
     "Warmup",
+    "attach",
     "simulate",
     "train",
 ]

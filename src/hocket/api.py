@@ -3,71 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
-from hocket import config
-from hocket.errors import ConfigError, ContractError
+from hocket import config, results
+from hocket.errors import ConfigError
 from hocket.experiment import Experiment
 from hocket.optim import Optimizer, Schedule
+from hocket.results import LearnerReport, Result
 from hocket.runtime import rundir
 from hocket.runtime.checkpoint import Checkpoints, Saved
 from hocket.runtime.cost import Cluster
-from hocket.runtime.desk import Books
 from hocket.runtime.display import display
-from hocket.runtime.launcher import Launcher
+from hocket.runtime.faults import Fault
+from hocket.runtime.host_launcher import launcher_for
+from hocket.runtime.hosts import Host
 from hocket.runtime.metrics import Recorder
 from hocket.runtime.simulator import Simulator
 from hocket.strategy import Strategy
 from hocket.task import Task
 
-
-@dataclass(frozen=True)
-class LearnerReport:
-    """What one learner did."""
-
-    rank: int
-    frames: int
-    bytes_sent: int
-    utilisation: float  # share of the training time spent computing gradients
-    lost: bool = False  # died before the end
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended."""
-
-    loss: float
-    accuracy: float
-    frames: int  # committed
-    discarded_frames: int
-    epoch: int
-    time_s: float  # of training; evaluation and checkpoints are left out
-    aside_s: float  # of evaluation and checkpoints
-    clock: str
-    learners: list[LearnerReport]
-    model: dict[str, torch.Tensor]
-    stopped: bool
-    run_dir: Path | None
-    trace_digest: str | None = None  # of a simulation: the same seed gives the same
-    evaluations: tuple[tuple[float, float], ...] = ()  # training seconds, dev loss
-
-    def time_to(self, loss: float) -> float | None:
-        """Return the training time until an evaluation first showed a dev loss this low."""
-        return next((at for at, reached in self.evaluations if reached <= loss), None)
-
-    @property
-    def frames_per_s(self) -> float:
-        """Throughput, evaluation left out."""
-        return self.frames / self.time_s if self.time_s else 0.0
+__all__ = ["LearnerReport", "Result", "simulate", "train"]
 
 
 def train(
@@ -163,9 +124,20 @@ def _experiment(
 
 @contextmanager
 def _run_directory(
-    experiment: Experiment, cluster: Cluster | None, out: Path | None, resume: bool
+    experiment: Experiment,
+    cluster: Cluster | None,
+    out: Path | None,
+    resume: bool,
+    host: Host | None = None,
 ) -> Iterator[tuple[Path, Saved | None]]:
-    """Open, reopen, or borrow a directory for a run."""
+    """Open, reopen, or borrow a directory for a run; on several hosts the first one does."""
+    if host is not None and out is None:
+        raise ConfigError("a run on several hosts needs `out`, on a file system that all share")
+    if out is not None and host is not None and not host.is_head:
+        host.open_directory(out)
+        keep = experiment.options.keep_checkpoints
+        yield out, Checkpoints(out, keep).latest() if resume else None
+        return
     if out is None:
         if resume:
             raise ConfigError("resume needs the run directory: give it as `out`")
@@ -173,35 +145,51 @@ def _run_directory(
             yield Path(borrowed), None
         return
     record = config.record(experiment, cluster)
+    saved = None
     if resume:
-        yield out, rundir.reopen(out, record, experiment.options.keep_checkpoints)
+        saved = rundir.reopen(out, record, experiment.options.keep_checkpoints)
     else:
         rundir.create(out, record)
-        yield out, None
+    if host is not None:
+        host.open_directory(out)
+    yield out, saved
 
 
 def run_real(
-    experiment: Experiment, out: Path | None, *, resume: bool = False, progress: bool = True
+    experiment: Experiment,
+    out: Path | None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    faults: tuple[Fault, ...] = (),
 ) -> Result:
-    """Run an experiment in real processes."""
-    title = _title(experiment)
+    """Run an experiment in real processes; `faults` are planned by tests and benchmarks."""
     total = experiment.pool().total_frames
+    host = Host.from_environment(experiment.options.timeout_s)
+    head = host is None or host.is_head
     with (
-        _run_directory(experiment, None, out, resume) as (path, saved),
-        display(title, total, wanted=progress) as shown,
+        _run_directory(experiment, None, out, resume, host) as (path, saved),
+        display(_title(experiment), total, wanted=progress and head) as shown,
     ):
         shown.say(rate_note(experiment))
-        recorder = Recorder(
-            path if out else None, tensorboard=experiment.options.tensorboard, show=shown.show
-        )
-        launcher = Launcher(
-            experiment, path, saved is not None, recorder, shown.say, resumable=out is not None
+        record = path if out and head else None
+        recorder = Recorder(record, tensorboard=experiment.options.tensorboard, show=shown.show)
+        launcher = launcher_for(
+            host,
+            experiment=experiment,
+            run_dir=path,
+            resume=saved is not None,
+            report=recorder,
+            say=shown.say,
+            resumable=out is not None,
+            faults=faults,
         )
         try:
             summaries = launcher.run()
-            result = _real_result(summaries, path, out)
-            result = dataclasses.replace(result, evaluations=_curve(recorder))
-            recorder(_summary_event(result))
+            result = results.of_real(summaries, launcher.losses, path, record)
+            curve = results.curve(recorder)
+            result = dataclasses.replace(result, evaluations=curve, run_dir=out)
+            recorder(results.summary_event(result))
         finally:
             recorder.close()
         return result
@@ -237,9 +225,9 @@ def run_simulated(
                     shown.say(f"note: the planned death of rank {death.rank} did not come to pass")
                 if out and experiment.options.trace:
                     simulator.trace.write(out / "trace.jsonl")
-                result = _simulated_result(simulator, path, out)
-                result = dataclasses.replace(result, evaluations=_curve(recorder))
-                recorder(_summary_event(result))
+                result = results.of_simulated(simulator, path, out)
+                result = dataclasses.replace(result, evaluations=results.curve(recorder))
+                recorder(results.summary_event(result))
             finally:
                 recorder.close()
             return result
@@ -293,95 +281,3 @@ def rate_note(experiment: Experiment) -> str:
         f"rate: {optimizer.lr:g} given (sequential), {optimizer.lr * factor:g} on each of "
         f"{experiment.options.learners} learners after a ramp over the first epoch"
     )
-
-
-# ---------------------------------------------------------------------------- results
-
-
-def _curve(recorder: Recorder) -> tuple[tuple[float, float], ...]:
-    return tuple((e["train_s"], e["loss"]) for e in recorder.evaluations)
-
-
-def _final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.Tensor]:
-    written = Checkpoints(path, keep).list()
-    if not written:
-        raise ContractError(
-            "the strategy returned before a boundary told it to stop, so there is no model: loop "
-            "`while (await me.boundary(state)).go_on:`"
-        )
-    newest = written[-1] / "model.safetensors"
-    if out is not None:
-        partial = out / "model.partial"
-        shutil.copyfile(newest, partial)
-        partial.replace(out / "model.safetensors")
-    return load_file(newest)
-
-
-def _real_result(summaries: list[dict[str, Any]], path: Path, out: Path | None) -> Result:
-    first = summaries[0]
-    time_s = first["time_s"] - first["aside_s"]
-    loss, accuracy = first["scores"] or (float("nan"), float("nan"))
-    return Result(
-        loss=loss,
-        accuracy=accuracy,
-        frames=first["committed_frames"],
-        discarded_frames=first["discarded_frames"],
-        epoch=first["epoch"],
-        time_s=time_s,
-        aside_s=first["aside_s"],
-        clock="wall",
-        learners=[_report(s["rank"], s["books"], time_s) for s in summaries],
-        model=_final_model(path, out),
-        stopped=first["stopped"] and not first["closed"],
-        run_dir=out,
-    )
-
-
-def _report(rank: int, books: Books, time_s: float, lost: bool = False) -> LearnerReport:
-    there_s = time_s - books.since_s
-    busy = books.compute_s / there_s if there_s > 0 else 0.0
-    return LearnerReport(rank, books.frames, books.bytes_sent, busy, lost)
-
-
-def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
-    desk = simulator.desk(simulator.alive[0])
-    time_s = simulator.now - desk.aside_s
-    scores = desk.scores
-    return Result(
-        loss=scores.loss if scores else float("nan"),
-        accuracy=scores.accuracy if scores else float("nan"),
-        frames=desk.ledger.committed_frames,
-        discarded_frames=desk.ledger.discarded_frames,
-        epoch=desk.ledger.epoch,
-        time_s=time_s,
-        aside_s=desk.aside_s,
-        clock="virtual",
-        learners=[
-            _report(rank, learner.desk.books, time_s, lost=rank not in simulator.alive)
-            for rank, learner in enumerate(simulator.learners)
-        ],
-        model=_final_model(path, out),
-        stopped=desk.stop_agreed and not desk.ledger.closed(),
-        run_dir=out,
-        trace_digest=simulator.trace.digest,
-    )
-
-
-def _summary_event(result: Result) -> dict[str, Any]:
-    return {
-        "event": "summary",
-        "time_s": result.time_s + result.aside_s,
-        "clock": result.clock,
-        "frames": result.frames,
-        "epoch": result.epoch,
-        "rank": None,
-        "loss": result.loss,
-        "accuracy": result.accuracy,
-        "train_s": result.time_s,
-        "aside_s": result.aside_s,
-        "frames_per_s": result.frames_per_s,
-        "discarded_frames": result.discarded_frames,
-        "stopped": result.stopped,
-        "learners": [dataclasses.asdict(one) for one in result.learners],
-        "trace_digest": result.trace_digest,
-    }

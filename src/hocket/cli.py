@@ -146,6 +146,7 @@ def _run_options(command: argparse.ArgumentParser) -> None:
     )
     add("--epochs", type=int, metavar="N", help="short for --set schedule.epochs=N")
     add("--lr", type=float, metavar="X", help="short for --set optimizer.lr=X")
+    add("--device", choices=("auto", "cpu", "cuda"), help="short for --set runtime.device=NAME")
     add("--seed", type=int, metavar="S", help="short for --set runtime.seed=S")
     add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
     add(
@@ -182,6 +183,7 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     flags = {
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
+        ("runtime", "device"): args.device,
         ("schedule", "epochs"): args.epochs,
         ("optimizer", "lr"): args.lr,
     }
@@ -279,7 +281,7 @@ def summary_table(result: Result) -> Table:
     shown = result.learners if len(result.learners) <= 16 else result.learners[:8]
     for one in shown:
         table.add_row(
-            f"{one.rank} (lost)" if one.lost else str(one.rank),
+            str(one.rank) if one.lost_s is None else f"{one.rank} (lost at {one.lost_s:.1f} s)",
             f"{one.frames:,}",
             _size(one.bytes_sent),
             f"{one.utilisation:.0%}",

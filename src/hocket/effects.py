@@ -13,7 +13,8 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from hocket.codecs import FLOAT32, Codec
 from hocket.data.pool import Ticket
-from hocket.flat import Flat
+from hocket.errors import ContractError
+from hocket.flat import Flat, Parts
 
 T = TypeVar("T", covariant=True)
 
@@ -43,11 +44,28 @@ class Effect(Generic[T]):
 class Grad:
     """The mean gradient over `frames` frames. `frames == 0`: the learner was dry."""
 
-    vector: Flat  # may be shared between learners: read it, never write to it
+    whole: Flat | Parts | None  # as it was made; `vector` lays it out
     frames: int
     loss_sum: float
     correct: float
     tickets: tuple[Ticket, ...] = ()
+    spent: bool = False  # a step was made with it
+
+    @property
+    def vector(self) -> Flat:
+        """The gradient as one vector; perhaps shared between learners: read it, never write it."""
+        if isinstance(self.whole, Parts):
+            self.whole = self.whole.join()
+        if self.whole is None:
+            raise ContractError(
+                "a mean gradient was used again after its step and the next collective: take "
+                "`grad.vector` before the step if it is needed later (contract rule 3)"
+            )
+        return self.whole
+
+    def give_back(self) -> None:
+        """Let go of memory that was lent, as the next collective will write to it."""
+        self.whole = None if self.spent else self.vector
 
 
 @dataclass(slots=True)

@@ -38,6 +38,14 @@ class PeerLostError(HocketError):
     """A receive from a learner that has died."""
 
 
+class FencedError(HocketError):
+    """This learner was declared lost while it lived; the others go on without it."""
+
+
+class StoreLostError(HocketError):
+    """The store through which hosts talk cannot be reached any more."""
+
+
 class LearnerFailedError(HocketError):
     """A learner ended before its work was done; names the rank and the first cause."""
 

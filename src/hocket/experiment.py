@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from hocket.codecs import FLOAT32, Codec
 from hocket.data.pool import Pool, Sharding
+from hocket.device import DeviceName, Precision
 from hocket.errors import require
 from hocket.optim import SGD, Constant, Optimizer, Schedule
 from hocket.optim.compensation import target_factor
 from hocket.strategy import Strategy
 from hocket.task import Task
+
+OnLoss: TypeAlias = Literal["auto", "continue", "stop"]
+Transport: TypeAlias = Literal["auto", "shared_memory", "sockets"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,13 @@ class RuntimeOptions:
     seed: int = 0
     sharding: Sharding = "pool"  # fixed: an item belongs to the same learner in every epoch
     threads: int = 1  # per learner
-    deterministic: bool = True  # sum in rank order, to the bit; False leaves the order to gloo
+    device: DeviceName = "auto"  # CUDA where there is one; untested (docs/gpu.md)
+    precision: Precision = "float32"  # bfloat16: autocast; flat vectors stay float32
+    deterministic: bool = True  # sums are in rank order, to the bit
+    transport: Transport = "auto"  # shared memory within a host, sockets between hosts
     timeout_s: float = 300.0  # limit of every wait for another learner
+    on_loss: OnLoss = "auto"  # a learner dies: go on if the strategy is synchronous, or stop
+    silence_s: float = 10.0  # a learner that gives no sign of life for so long is lost
     evaluate_every: float = 1.0
     checkpoint_every: float = 1.0
     keep_checkpoints: int = 2
@@ -36,7 +46,7 @@ class RuntimeOptions:
         for key in ("learners", "threads", "keep_checkpoints"):
             value = getattr(self, key)
             require(value >= 1, f"runtime.{key} must be at least 1, not {value}")
-        for key in ("timeout_s", "evaluate_every", "checkpoint_every", "log_every"):
+        for key in ("timeout_s", "silence_s", "evaluate_every", "checkpoint_every", "log_every"):
             value = getattr(self, key)
             require(value > 0, f"runtime.{key} must be above 0, not {value}")
         require(
@@ -44,6 +54,11 @@ class RuntimeOptions:
         )
         require(
             self.guard_factor > 1, f"runtime.guard_factor must be above 1, not {self.guard_factor}"
+        )
+        require(
+            self.deterministic,
+            "runtime.deterministic = false cannot take effect: sums in rank order cost nothing "
+            "more here, so there is no other way; leave it out",
         )
         require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
 
@@ -73,11 +88,21 @@ class Experiment:
                 f"{key} must be a {kind.__name__} object, not {value!r}: give {made}",
             )
         self.strategy.check_world(self.options.learners)
+        require(
+            self.options.on_loss != "continue" or self.strategy.synchronous,
+            f"runtime.on_loss = 'continue' cannot take effect: {self.strategy.name!r} is not "
+            "synchronous, and what a lost learner had drawn could not be told; leave it out",
+        )
         self.lr_factor()
 
-    def lr_factor(self) -> float:
+    @property
+    def goes_on_without(self) -> bool:
+        """True if a run goes on when a learner is lost."""
+        return self.strategy.synchronous and self.options.on_loss != "stop"
+
+    def lr_factor(self, learners: int | None = None) -> float:
         """Return the factor between the sequential and the local rate, after the ramp."""
-        gain = self.strategy.gain(self.options.learners)
+        gain = self.strategy.gain(learners or self.options.learners)
         return target_factor(self.schedule, self.optimizer, gain)
 
     def pool(self) -> Pool:

@@ -64,9 +64,19 @@ class Layout:
         """Values without the padding."""
         return sum(e.num_values for e in self.entries)
 
-    def zeros(self) -> Flat:
+    def parts(self, tensors: Iterable[torch.Tensor | None]) -> Parts:
+        """Take one tensor for each parameter as a vector that is not laid out yet."""
+        given = list(tensors)
+        device = next((t.device for t in given if t is not None), None)
+        made = [
+            (e.offset, torch.zeros(e.num_values, device=device) if t is None else t.reshape(-1))
+            for e, t in zip(self.entries, given, strict=True)
+        ]
+        return Parts(self.size, made)
+
+    def zeros(self, device: torch.device | None = None) -> Flat:
         """Return a new vector of zeros."""
-        return torch.zeros(self.size)
+        return torch.zeros(self.size, device=device)
 
     def views(self, flat: Flat) -> list[torch.Tensor]:
         """Every parameter as a view of `flat`, in order."""
@@ -78,8 +88,9 @@ class Layout:
 
     def pack(self, tensors: Iterable[torch.Tensor | None]) -> Flat:
         """Copy tensors (None counts as zero) into a new vector."""
-        flat = self.zeros()
-        for view, tensor in zip(self.views(flat), tensors, strict=True):
+        given = list(tensors)
+        flat = self.zeros(next((t.device for t in given if t is not None), None))
+        for view, tensor in zip(self.views(flat), given, strict=True):
             if tensor is not None:
                 view.copy_(tensor)
         return flat
@@ -87,3 +98,33 @@ class Layout:
     def flatten(self, model: nn.Module) -> Flat:
         """Copy the parameters of `model` into a new vector."""
         return self.pack(p.detach() for p in model.parameters() if p.requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A flat vector that still lies where it was made, in pieces; between them it is zero.
+
+    Whoever can work on the pieces as they are saves a copy of the whole vector.
+    """
+
+    size: int
+    pieces: list[tuple[int, torch.Tensor]]  # where each begins, in ascending order
+
+    def write_(self, out: Flat) -> Flat:
+        """Lay the vector out in `out`."""
+        end = 0
+        for offset, piece in self.pieces:
+            out[end:offset] = 0.0
+            end = offset + piece.numel()
+            out[offset:end] = piece
+        out[end:] = 0.0
+        return out
+
+    def join(self) -> Flat:
+        """Lay the vector out in memory of its own."""
+        device = self.pieces[0][1].device if self.pieces else None
+        return self.write_(torch.empty(self.size, device=device))
+
+    def finite(self) -> bool:
+        """True if no value is infinite or not a number."""
+        return all(bool(torch.isfinite(piece).all()) for _, piece in self.pieces)

@@ -36,6 +36,7 @@ from hocket.effects import (
     Verdict,
 )
 from hocket.flat import Flat, Layout
+from hocket.numerics import finite
 from hocket.optim.optimizer import Optimizer
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Learner:
         rate: Callable[[], float],
         rng: random.Random,
         codec: Codec = FLOAT32,
+        skip: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -62,6 +64,7 @@ class Learner:
         self.rng = rng
         self.codec = codec
         self._rate = rate
+        self._skip = skip  # counts a gradient that is not finite; None: it is not looked at
 
     @property
     def lr(self) -> float:
@@ -69,9 +72,19 @@ class Learner:
         return self._rate()
 
     def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
-        """One optimizer step at the current rate. A dry gradient moves nothing."""
-        if grad.frames:
-            self.optimizer.apply_(params, grad.vector, optimizer_state, self.lr)
+        """One optimizer step at the current rate. A dry gradient moves nothing.
+
+        In lower precision one that is not finite is skipped and counted. A mean is the same to the
+        bit on all learners, so all of them skip it or none.
+        """
+        if not grad.frames:
+            return
+        whole = grad.vector if grad.whole is None else grad.whole
+        if self._skip is not None and not finite(whole):
+            self._skip()
+        else:
+            self.optimizer.apply_(params, whole, optimizer_state, self.lr)
+        grad.spent = True
 
     async def gradient(self, params: Flat) -> Grad:
         """Draw one item and take its mean gradient at `params`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hocket.flat import Flat
+from hocket.flat import Flat, Parts
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -24,8 +24,8 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [w / total for w in weights]
 
 
-def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float]) -> Flat:
-    """Sum of share * vector, in the order given (rank order), in a new vector.
+def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float], out: Flat | None = None) -> Flat:
+    """Sum of share * vector, in the order given (rank order), in a new vector or in `out`.
 
     Vectors with share 0 are skipped, not multiplied: a dry learner's NaN must not spread.
     """
@@ -33,10 +33,15 @@ def weighted_sum(vectors: Sequence[Flat], shares: Sequence[float]) -> Flat:
     for x, share in zip(vectors, shares, strict=True):
         if share == 0.0:
             continue
-        total = x * share if total is None else total.add_(x, alpha=share)
+        total = torch.mul(x, share, out=out) if total is None else total.add_(x, alpha=share)
     if total is None:
         raise ValueError("all shares are zero")
     return total
+
+
+def finite(vector: Flat | Parts) -> bool:
+    """True if no value is infinite or not a number."""
+    return vector.finite() if isinstance(vector, Parts) else bool(torch.isfinite(vector).all())
 
 
 def clip_coefficient(vector: Flat, max_norm: float) -> float:

@@ -9,23 +9,26 @@ The runtime contract
 2.  Messages of one (source, destination, tag) arrive in order; nothing else is promised.
 3.  `Send` takes ownership of its payload: the sender may not touch it again (the simulator checks).
     The vector of a `Grad` may be shared between learners: it is read only (the simulator checks).
+    A mean gradient that a step was made with is spent when the next collective begins.
 4.  `Gradient` reads `params` as they are when awaited; a strategy that mixes meanwhile passes a
     copy.
 5.  A service begun with `Start` lives until *every* rank's main task has returned.
 6.  `Boundary` is the only place where a run is stopped or checkpointed. Every forked effect has
     been awaited before it.
-7.  A group's collectives are issued in the same order by all members. With `deterministic=True`
-    both runtimes sum in rank order with the same thread count, so results match to the bit.
+7.  A group's collectives are issued in the same order by all members. Both runtimes sum in rank
+    order with the same thread count, so results match to the bit.
 8.  A strategy never reads a clock, and draws randomness only from `me.rng`. Randomness inside a
     minibatch (dropout, augmentation) is keyed by (seed, epoch, item), not by rank.
 9.  A learner that dies is *lost*: a collective completes over those that live and says how many
     contributed; a receive from it raises `PeerLostError`; what it had drawn and not committed
-    returns to the pool. Whoever is declared lost is fenced: its messages count no more.
+    returns to the pool. Whoever is declared lost is fenced: its messages count no more. A broadcast
+    from it raises `PeerLostError` on everybody; a message to it is dropped.
 10. A synchronous strategy issues the same effects in the same order on every rank; a learner with
     nothing left to draw gets gradients of 0 frames and answers collectives with weight 0.
 
-Numbers 1 to 8 and 10 hold in both worlds. Number 9 holds in the simulator; in real processes a lost
-learner still ends the run, which `--resume` continues (docs/architecture.md, "Not yet").
+All of them hold in both worlds, with one exception: in real processes the loss of a learner of an
+asynchronous strategy still ends the run, which `--resume` continues (docs/architecture.md, "Not
+yet").
 """
 
 from __future__ import annotations

@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hocket import device
 from hocket.data.pool import Pool, Ticket
+from hocket.device import Precision
 from hocket.effects import Grad
 from hocket.errors import TaskError
 from hocket.flat import Flat, Layout
 from hocket.numerics import stable_seed, weighted_sum
 from hocket.task import Loss, Task
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -54,13 +58,23 @@ class Tally:
 class Worker:
     """Computes gradients and scores for one learner, or for all learners of a simulation."""
 
-    def __init__(self, task: Task, pool: Pool, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        pool: Pool,
+        seed: int,
+        *,
+        on: torch.device = CPU,
+        precision: Precision = "float32",
+    ) -> None:
+        self.device = on
         self.task = task
         self.pool = pool
         self.seed = seed
         task.prepare()
         torch.manual_seed(stable_seed(seed, "model"))
-        self.model = task.build_model()
+        self.model = task.build_model().to(on)
+        self._precision: Precision = precision
         self.layout = Layout.of(self.model)
         if not self.layout.entries:
             raise TaskError("the task's model has no parameters that are trained")
@@ -88,20 +102,20 @@ class Worker:
             self._held = params  # an address may be reused only once nobody holds the old vector
         if self._has_buffers and state is not self._state:
             for name, buffer in self.model.named_buffers():
-                buffer.data = state.buffers[name]
+                buffer.data = state.buffers[name].to(self.device)
         self._state = state
 
     def gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
         """Mean gradient over the frames of one drawn item."""
         self.bind(params, state)
         self.model.train()
-        torch.default_generator.manual_seed(stable_seed(self.seed, ticket.epoch, ticket.index))
+        device.seed(self.device, stable_seed(self.seed, ticket.epoch, ticket.index))
         loss = self._loss("train", ticket.index, ticket.epoch)
         grads = torch.autograd.grad(
             loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False
         )
         return Grad(
-            self.layout.pack(grads),
+            self.layout.parts(grads),
             loss.frames,
             float(loss.total.detach()),
             float(loss.correct),
@@ -110,7 +124,7 @@ class Worker:
 
     def dry(self) -> Grad:
         """Return the gradient of a learner that has nothing to draw: no frames, no direction."""
-        return Grad(self.layout.zeros(), 0, 0.0, 0.0)
+        return Grad(self.layout.zeros(self.device), 0, 0.0, 0.0)
 
     @torch.no_grad()
     def score(self, params: Flat, state: WorkerState, split: str, items: Sequence[int]) -> Tally:
@@ -125,7 +139,9 @@ class Worker:
 
     def _loss(self, split: str, index: int, epoch: int) -> Loss:
         item = self.pool.items(split)[index]
-        loss = self.task.loss(self.model, self.task.load(split, item, epoch))
+        batch = device.move(self.task.load(split, item, epoch), self.device)
+        with device.computing(self.device, self._precision):
+            loss = self.task.loss(self.model, batch)
         if not isinstance(loss, Loss):
             raise TaskError(
                 f"loss() returned {type(loss).__name__}: return hocket.Loss(total, frames, correct)"

@@ -123,6 +123,23 @@ class Slow(Quadratic):
         return super().load(split, item, epoch)
 
 
+@dataclass(frozen=True)
+class Forking(Quadratic):
+    """Starts a child process with its first item, as a data loader does, which outlives it."""
+
+    def load(self, split: str, item: Item, epoch: int) -> torch.Tensor:
+        import os
+        import time
+
+        if split == "train" and not self.__dict__.get("child"):
+            child = os.fork()
+            if child == 0:
+                time.sleep(15)
+                os._exit(0)
+            object.__setattr__(self, "child", child)
+        return super().load(split, item, epoch)
+
+
 def acoustic(
     num_frames: int = 3000,
     batch_frames: int = 64,

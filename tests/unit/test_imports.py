@@ -114,7 +114,7 @@ def test_public_names_are_pinned() -> None:
     assert set(hocket.__all__) == {
         "DNN", "SGD", "AdamW", "AllReduceSGD", "Cluster", "Constant", "Death", "Exponential",
         "HocketError", "Host", "Item", "KStep", "Loss", "Newbob", "Pause", "Result", "Sequential",
-        "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "simulate", "train",
+        "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach", "simulate", "train",
     }  # fmt: skip
     for name in hocket.__all__:
         assert hasattr(hocket, name)

@@ -6,19 +6,22 @@ import pytest
 import torch
 
 from hocket.errors import ConfigError
+from hocket.flat import Layout
 from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Optimizer, Warmup
 from hocket.optim.compensation import ramp, target_factor
 from hocket.optim.schedules import ScheduleState
 
 
-def both(ours: Optimizer, theirs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def both(
+    ours: Optimizer, theirs: Any, size: int = 100, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(3)
-    flat = torch.randn(100)
+    flat = torch.randn(size)
     p = torch.nn.Parameter(flat.clone())
     optimizer = theirs([p], lr=ours.lr, foreach=False, **options)
     state = ours.init(flat)
     for _ in range(20):
-        g = torch.randn(100)
+        g = torch.randn(size)
         p.grad = g.clone()
         if ours.clip_norm:
             torch.nn.utils.clip_grad_norm_([p], ours.clip_norm)
@@ -33,14 +36,37 @@ def both(ours: Optimizer, theirs: Any, **options: Any) -> tuple[torch.Tensor, to
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("clip", [None, 5.0])
+@pytest.mark.parametrize("size", [100, 128, 6400])
 def test_sgd_equals_torch_to_the_bit(
-    momentum: float, nesterov: bool, decay: float, clip: float | None
+    momentum: float, nesterov: bool, decay: float, clip: float | None, size: int
 ) -> None:
     if nesterov and not momentum:
         pytest.skip("refused")
     ours = SGD(lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=decay, clip_norm=clip)
-    a, b = both(ours, torch.optim.SGD, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    a, b = both(
+        ours, torch.optim.SGD, size, momentum=momentum, nesterov=nesterov, weight_decay=decay
+    )
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SGD(), SGD(momentum=0.9), SGD(momentum=0.9, weight_decay=0.01), SGD(clip_norm=0.1), AdamW()],
+    ids=repr,
+)
+def test_a_gradient_in_parts_gives_the_same_bits_as_the_whole(rule: Optimizer) -> None:
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 3))
+    layout = Layout.of(model)
+    whole, parted = layout.flatten(model), layout.flatten(model)
+    states = rule.init(whole), rule.init(parted)
+    for step in range(5):
+        grads = [torch.randn(e.shape) if step or i else None for i, e in enumerate(layout.entries)]
+        rule.apply_(whole, layout.pack(grads), states[0], rule.lr)
+        rule.apply_(parted, layout.parts(grads), states[1], rule.lr)
+        assert torch.equal(whole, parted)
+    dirty = torch.full((layout.size,), 7.0)
+    assert torch.equal(layout.parts(grads).write_(dirty), layout.pack(grads))
 
 
 def test_adamw_equals_torch() -> None:

@@ -95,12 +95,15 @@ def test_virtual_time_by_hand() -> None:
     assert [one.frames for one in result.learners] == [22, 22]
 
 
-def test_an_allreduce_costs_what_a_ring_costs() -> None:
-    """2 (P-1)/P n bytes through each link, and 2 (P-1) latencies."""
+def test_an_allreduce_costs_what_the_real_one_does() -> None:
+    """2 L (P-L)/P n bytes through each link, L learners on a host, and 3 latencies."""
     cluster = Cluster((Host(count=4, bandwidth_gbit=8e-6),), latency_s=0.5)  # 1000 bytes/s
     model = CostModel(cluster, seed=0)
-    assert model.collective((0, 1, 2, 3), 10.0, 2000, 2.0) == pytest.approx(10 + 3.0 + 3.0)
+    assert model.collective((0, 1, 2, 3), 10.0, 2000, 2.0) == pytest.approx(10 + 3.0 + 1.5)
     assert model.collective((0,), 10.0, 2000, 2.0) == 10.0
+    pairs = Cluster((Host(count=2, learners=2, bandwidth_gbit=8e-6, memory_gbit=1e9),), 0.5, 0.0)
+    model = CostModel(pairs, seed=0)
+    assert model.collective((0, 1, 2, 3), 10.0, 2000, 2.0) == pytest.approx(10 + 4.0 + 1.5)
 
 
 def test_a_server_cannot_feed_everybody_for_free() -> None:

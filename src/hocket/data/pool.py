@@ -74,6 +74,10 @@ class Pool:
             raise TaskError(f"unknown split {split!r}; this pool has {sorted(self._items)}")
         return self._items[split]
 
+    def frames_in(self, split: str) -> int:
+        """Return the frames of a whole split."""
+        return sum(item.frames for item in self.items(split))
+
     def _order(self, epoch: int) -> Ints:
         return np.random.default_rng([self.seed, epoch]).permutation(len(self)).astype(np.int64)
 

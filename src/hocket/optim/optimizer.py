@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import require
-from hocket.flat import Flat
+from hocket.flat import Flat, Parts
 from hocket.numerics import clip_coefficient
 
 
@@ -43,9 +43,17 @@ class Optimizer(ABC):
         """Change `params` and `state` by one step; `grad` is read only."""
 
     @torch.no_grad()
-    def apply_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:
-        """Clip, then step."""
+    def apply_(self, params: Flat, grad: Flat | Parts, state: Any, lr: float) -> None:
+        """Clip, then step; a gradient in parts is used as it lies where the rule allows."""
+        if self.clip_norm is None and isinstance(grad, Parts):
+            self._step_parts_(params, grad, state, lr)
+            return
+        grad = grad.join() if isinstance(grad, Parts) else grad
         if self.clip_norm is not None:
             coefficient = clip_coefficient(grad, self.clip_norm)
             grad = grad * coefficient if coefficient < 1.0 else grad
         self._step_(params, grad, state, lr)
+
+    def _step_parts_(self, params: Flat, grad: Parts, state: Any, lr: float) -> None:
+        """Step with a gradient in parts: the same to the bit as with the whole."""
+        self._step_(params, grad.join(), state, lr)

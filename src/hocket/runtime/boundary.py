@@ -99,7 +99,7 @@ async def _model(desk: Desk, state: State) -> Flat:
         return (await AllReduce(mine, weight=1.0)).value
     if strategy.evaluates == "root":
         return await Broadcast(mine, root=desk.alive[0])
-    sums = await Gather(zlib.crc32(mine.contiguous().numpy().data))
+    sums = await Gather(zlib.crc32(mine.contiguous().cpu().numpy().data))
     if len(set(sums)) > 1:
         raise ContractError(
             f"strategy {strategy.name!r} declares identical replicas, but at {desk.frames} frames "
@@ -113,6 +113,8 @@ async def _evaluate(desk: Desk, model: Flat, meeting: Meeting, began: float) -> 
         buffers = mean_buffers(await Gather(desk.worker_state.buffers))
         desk.scoring_state = WorkerState(buffers)
     scores = await Evaluate(model)
+    while scores.frames < desk.pool.frames_in("dev"):  # somebody died with a slice in hand
+        scores = await Evaluate(model)
     desk.evaluated(scores)
     if desk.rank == desk.alive[0]:
         desk.report(
@@ -153,24 +155,14 @@ async def _save(
     if desk.worker_state.buffers:
         buffers = mean_buffers(await Gather(desk.worker_state.buffers))
     await _nobody_failed(problem, checkpoints, frames)
-    problem = None
-    if desk.rank == desk.alive[0]:
-        common = {
-            "ranks": list(desk.alive),
-            "learners": len(desk.alive),
-            "frames": frames,
-            "committed_frames": desk.ledger.committed_frames,
-            "epoch": desk.ledger.epoch,
-            "finished": due.finished,
-            "ended_by_schedule": desk.schedule_state.stop,
-            "time_s": meeting.now(),
-            **meeting.common_state(),
-        }
-        trained = {k: v.clone() for k, v in meeting.layout.named(model).items()}
-        named = trained | meeting.frozen | buffers
-        problem = _attempt(lambda: checkpoints.finish(frames, common, named))
-    await _nobody_failed(problem, checkpoints, frames)
-    if desk.rank == desk.alive[0]:
+    writer = None
+    while writer != desk.alive[0]:  # whoever writes may die over it; then the next one does
+        writer = desk.alive[0]
+        problem = None
+        if desk.rank == writer:
+            problem = _attempt(lambda: _finish(desk, model, meeting, checkpoints, due, buffers))
+        await _nobody_failed(problem, checkpoints, frames)
+    if desk.rank == writer:
         desk.report(
             {
                 "event": "checkpoint",
@@ -182,6 +174,30 @@ async def _save(
                 "write_s": meeting.now() - began,
             }
         )
+
+
+def _finish(
+    desk: Desk,
+    model: Flat,
+    meeting: Meeting,
+    checkpoints: Checkpoints,
+    due: Due,
+    buffers: dict[str, torch.Tensor],
+) -> None:
+    """Write what is common to all, and make the checkpoint visible."""
+    common = {
+        "ranks": list(desk.alive),
+        "learners": len(desk.alive),
+        "frames": desk.frames,
+        "committed_frames": desk.ledger.committed_frames,
+        "epoch": desk.ledger.epoch,
+        "finished": due.finished,
+        "ended_by_schedule": desk.schedule_state.stop,
+        "time_s": meeting.now(),
+        **meeting.common_state(),
+    }
+    trained = {k: v.clone() for k, v in meeting.layout.named(model).items()}
+    checkpoints.finish(desk.frames, common, trained | meeting.frozen | buffers)
 
 
 def _attempt(write: Callable[[], Any]) -> str | None:

@@ -41,12 +41,13 @@ class Saved:
         """Who took part."""
         return list(self.run["ranks"])
 
-    def part(self, rank: int, template: Any) -> Any:
-        """Read one learner's state back into the shape of `template`."""
+    def part(self, rank: int, template: Any, on: torch.device | None = None) -> Any:
+        """Read one learner's state back into the shape of `template`, onto a device."""
         stem = self.path / f"rank-{rank}"
         try:
             skeleton = json.loads(stem.with_suffix(".json").read_text())
-            return unflatten(skeleton, load_file(stem.with_suffix(".safetensors")), template)
+            tensors = load_file(stem.with_suffix(".safetensors"), device=str(on or "cpu"))
+            return unflatten(skeleton, tensors, template)
         except OSError as error:
             raise CheckpointError(f"{stem}.*: cannot be read: {error}") from error
 
@@ -77,6 +78,8 @@ class Checkpoints:
     def finish(self, frames: int, run: dict[str, Any], model: dict[str, torch.Tensor]) -> Path:
         """Write the common part and make the checkpoint visible."""
         staging, final = self._staging(frames), self.dir / f"{frames:012d}"
+        if final.exists() and not staging.exists():
+            return final  # by a learner that died just afterwards
         _save_tensors(staging / "model.safetensors", model)
         _write(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
         replaced = self.dir / f".{frames:012d}.replaced"

@@ -203,10 +203,12 @@ class CostModel:
     def collective(
         self, members: tuple[int, ...], now: float, num_bytes: int, trips: float
     ) -> float:
-        """Return when a ring collective is done; `trips` = 2 for allreduce, 1 for a half of it.
+        """Return when a collective is done; `trips` = 2 for allreduce, 1 for a half of it.
 
-        Every host passes trips * (H-1)/H of the data through its link; within hosts the learners
-        first reduce through memory. All links in use are busy until the end.
+        As the real runtime does it: each member reduces a stripe and sends every other stripe to
+        its owner. So a host with L of P members passes trips * L * (P-L)/P of the data through its
+        link, as much as a ring if L = 1; frames cross trips + 1 times. Within hosts data go
+        through memory. All links in use are busy until the end.
         """
         if len(members) == 1:
             return now
@@ -219,9 +221,10 @@ class CostModel:
         if len(hosts) == 1:
             return now + local
         start = max([now, *(max(self._out_free[h], self._in_free[h]) for h in hosts)])
-        share = (len(hosts) - 1) / len(hosts)
+        near = [sum(self._places[r][0] == h for r in members) for h in hosts]
+        share = max(n * (len(members) - n) / len(members) for n in near)
         wire = trips * share * num_bytes * 8e-9 / min(k.bandwidth_gbit for k in kinds)
-        end = start + local + wire + trips * (len(hosts) - 1) * self._cluster.latency_s
+        end = start + local + wire + (trips + 1) * self._cluster.latency_s
         for h in hosts:
             self._out_free[h] = self._in_free[h] = end
         return end

@@ -55,6 +55,7 @@ class Books:
     bytes_sent: int = 0
     frames: int = 0  # it has taken gradients on
     draws: int = 0
+    skipped: int = 0  # steps not made, because the gradient was not finite
     since_s: float = 0.0  # training time of the run when these books were opened
 
 
@@ -135,7 +136,11 @@ class Desk:
             rate=self.rate,
             rng=self.rng,
             codec=experiment.codec,
+            skip=None if experiment.options.precision == "float32" else self._skipped,
         )
+
+    def _skipped(self) -> None:
+        self.books.skipped += 1
 
     def rate(self) -> float:
         """Return the local learning rate now."""
@@ -164,7 +169,9 @@ class Desk:
 
     def took_part(self, note: Note) -> None:
         """Enter what rode along with a collective; every member enters the same."""
-        self.alive = note.members
+        if note.members != self.alive:  # fewer learners: the local rate is derived anew
+            self.alive = note.members
+            self._target = self.experiment.lr_factor(len(self.alive))
         self.stop_agreed = self.stop_agreed or note.stop
         if note.tally.frames:
             self.count(note.tally)
@@ -199,7 +206,7 @@ class Desk:
             f"rank {self.rank}: the training loss is {loss:.4g} per frame after {self.frames} "
             f"committed frames{start}. The local rate is "
             f"{self.rate():.4g} (optimizer.lr = {options.lr:g}, times the schedule, times a "
-            f"compensation of up to {self._target:g} for {self.experiment.options.learners} "
+            f"compensation of up to {self._target:g} for {len(self.alive)} "
             f"learners). Lower optimizer.lr, {gentler}add optimizer.clip_norm, or look for bad "
             "values in the data; checkpoints written so far are kept."
         )

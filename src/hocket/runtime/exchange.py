@@ -1,37 +1,56 @@
-"""A real learner's end of every collective: blocking calls over the groups it belongs to.
+"""A real learner's end of every collective: blocking calls over the circles it belongs to.
 
-With every collective a few numbers are gathered first: which one it is and how large (to name a
-learner that is out of step), everybody's weight, and what rides along. Shares are therefore exact
-before the vectors move.
+With every collective a few numbers travel first: which one it is and how large (to name a learner
+that is out of step), everybody's weight, and what rides along. Shares are therefore exact before
+anything is added up.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from hocket.effects import AllReduce, AllToAll, Broadcast, Effect, Grad, Mean, MeanGradient, Scores
-from hocket.errors import ContractError, require
-from hocket.numerics import shares
-from hocket.runtime import collectives
+from hocket.effects import AllReduce, AllToAll, Broadcast, Grad, Mean, Scores
+from hocket.errors import PeerLostError, WaitTimeoutError, require
+from hocket.flat import Flat, Parts
+from hocket.runtime import collectives, operations
+from hocket.runtime.circle import Circle, Operation, Ranks
 from hocket.runtime.desk import Note
+from hocket.runtime.links import Frame
+from hocket.runtime.mesh import Mesh
+from hocket.runtime.operations import Collective, Slots
 from hocket.runtime.packing import from_bytes, to_bytes
-from hocket.runtime.transport import Group, Store
 from hocket.worker import Tally
 
-_KINDS = ("AllReduce", "MeanGradient", "Broadcast", "AllToAll", "Evaluate", "Gather", "Wait")
-_ROW = 8  # numbers, whatever the collective: gloo ends the process where lengths differ
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Riding:
     """What this learner sends along with a collective of all."""
 
-    alive: tuple[int, ...]
     tally: Tally
     stop: bool
+
+    def row(self) -> list[float]:
+        """Return it as numbers."""
+        return [self.tally.loss_sum, float(self.tally.frames), self.tally.correct, float(self.stop)]
+
+
+NOTHING = Riding(Tally(), False)
+
+
+@dataclass
+class _Group:
+    """A circle and the memory it exchanges through."""
+
+    circle: Circle
+    slots: Slots
+    all_near: bool
 
 
 class Exchange:
@@ -39,138 +58,178 @@ class Exchange:
 
     def __init__(
         self,
-        store: Store,
-        rank: int,
+        mesh: Mesh,
         size: int,
         *,
-        address: str,
         timeout_s: float,
-        deterministic: bool,
+        agreed: Callable[[Ranks], None] = lambda lost: None,
     ) -> None:
-        self._store = store
-        self._rank = rank
-        self._address = address
+        self._mesh = mesh
+        self._rank = mesh.rank
         self._timeout_s = timeout_s
-        self._deterministic = deterministic
-        self._groups: dict[tuple[int, ...] | None, Group] = {}
-        if size > 1:
-            self._groups[None] = self._open(tuple(range(size)), "all")
+        self._agreed = agreed
+        self._groups: dict[Ranks, _Group] = {}
+        self._lent: Grad | None = None  # the last mean gradient, still in shared memory
+        self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
+        self._everyone = tuple(range(size))
+        mesh.take = self._take
+        self._world = self._group(None)
 
-    def _open(self, members: tuple[int, ...], name: str) -> Group:
-        return Group(
-            self._store.prefix(f"group/{name}"),
-            members.index(self._rank),
-            len(members),
-            address=self._address,
-            timeout_s=self._timeout_s,
-        )
-
-    @property
-    def world(self) -> Group:
-        """The group of all learners."""
-        return self._groups[None]
-
-    def group(self, members: tuple[int, ...] | None) -> Group:
+    def _group(self, members: Ranks | None) -> _Group:
         """Return a group, opened when it is first used."""
-        if members not in self._groups:
-            assert members is not None
-            require(
-                self._rank in members, f"rank {self._rank} issued a collective of group {members}"
-            )
-            self._groups[members] = self._open(members, "-".join(map(str, members)))
-        return self._groups[members]
+        ranks = self._everyone if members is None else members
+        if ranks not in self._groups:
+            require(self._rank in ranks, f"rank {self._rank} issued a collective of group {ranks}")
+            near = self._mesh.near & frozenset(ranks)
+            agreed = self._agreed if ranks == self._everyone else lambda lost: None
+            circle = Circle(self._mesh, ranks, agreed)
+            group = _Group(circle, Slots(self._rank, near), len(near) == len(ranks))
+            self._groups[ranks] = group
+            for frame in self._early.pop(circle.name, []):
+                circle.take(frame)
+        return self._groups[ranks]
+
+    def _take(self, frame: Frame) -> None:
+        for group in self._groups.values():
+            if group.circle.name == frame.group:
+                group.circle.take(frame)
+                return
+        self._early.setdefault(frame.group, []).append(frame)
+
+    def _hold(self, group: _Group, operation: Operation[T]) -> T:
+        """Hold a collective: look at what comes whenever the circle must wait."""
+        began = time.monotonic()
+        holding = group.circle.hold(operation)
+        while True:
+            try:
+                next(holding)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            if not self._mesh.look(began + self._timeout_s):
+                raise self._timed_out(group.circle.awaits)
+
+    def _timed_out(self, awaited: Ranks) -> WaitTimeoutError:
+        who = ("rank " if len(awaited) == 1 else "ranks ") + ", ".join(map(str, awaited))
+        return WaitTimeoutError(f"{who} did not take part")
 
     # ------------------------------------------------------------------ collectives
 
     def all_reduce(
-        self, effect: AllReduce, weight: float, riding: Riding | None
-    ) -> tuple[Mean, Note | None]:
+        self, effect: AllReduce, weight: float, riding: Riding = NOTHING
+    ) -> tuple[Mean, Note]:
         """Return the weighted mean, and what rode along."""
-        group = self.group(effect.group)
-        weights, note = self._notes(group, AllReduce, effect.x.numel(), weight, riding)
-        value = self._weighted_sum(group, effect.x, weights)
-        contributors = sum(w > 0 for w in weights) or len(weights)
-        return Mean(value, contributors, float(sum(weights))), note
-
-    def mean_gradient(self, grad: Grad, riding: Riding | None) -> tuple[Grad, Note | None]:
-        """Return the frame-weighted mean gradient, and what rode along."""
-        weights, note = self._notes(
-            self.world, MeanGradient, grad.vector.numel(), float(grad.frames), riding
+        value, rows, members = self._reduce(
+            effect.group, "AllReduce", effect.x, [weight, *riding.row()]
         )
-        vector = self._weighted_sum(self.world, grad.vector, weights)
-        tally = note.tally if note is not None else Tally()
-        return Grad(vector, int(sum(weights)), tally.loss_sum, tally.correct, grad.tickets), note
+        weights = [row[0] for row in rows]
+        contributors = sum(w > 0 for w in weights) or len(weights)
+        mean = value.join().to(effect.x.device)
+        return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
 
-    def broadcast(self, effect: Broadcast, members: tuple[int, ...]) -> torch.Tensor:
+    def mean_gradient(
+        self, grad: Grad, riding: Riding = NOTHING, *, lend: bool = False
+    ) -> tuple[Grad, Note]:
+        """Return the frame-weighted mean gradient, and what rode along.
+
+        Lent, it stays in shared memory until `take_back`, which must come before the next
+        collective: only a learner that does one thing at a time can promise that.
+        """
+        row = [float(grad.frames), *riding.row()]
+        own = grad.whole if isinstance(grad.whole, Parts) else grad.vector
+        value, rows, members = self._reduce(None, "MeanGradient", own, row)
+        note = _note(members, rows)
+        frames = int(sum(row[0] for row in rows))
+        on = own.pieces[0][1].device if isinstance(own, Parts) else own.device
+        whole = value if lend and on.type == "cpu" else value.join().to(on)
+        mean = Grad(whole, frames, note.tally.loss_sum, note.tally.correct, grad.tickets)
+        self._lent = mean
+        return mean, note
+
+    def _reduce(
+        self, members: Ranks | None, kind: str, x: Flat | Parts, row: list[float]
+    ) -> tuple[Parts, list[list[float]], Ranks]:
+        group = self._group(members)
+        operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
+        value, rows = self._hold(group, operation)
+        return value, rows, operation.members
+
+    def take_back(self) -> None:
+        """End the loan of the last mean gradient: others will write to what it looks at."""
+        if self._lent is not None:
+            self._lent.give_back()
+            self._lent = None
+
+    def broadcast(self, effect: Broadcast) -> tuple[torch.Tensor, Note]:
         """Return the root's vector."""
-        require(effect.root in members, f"broadcast from rank {effect.root}, not in {members}")
-        group = self.group(effect.group)
-        self._notes(group, Broadcast, effect.x.numel(), 0.0, None)
-        return group.broadcast(effect.x, members.index(effect.root))
+        group = self._group(effect.group)
+        require(
+            effect.root in group.circle.members,
+            f"broadcast from rank {effect.root}, not in {group.circle.members}",
+        )
+        operation = operations.Broadcast(group.slots, effect.x, effect.root)
+        value = self._hold(group, operation)
+        if value is None:
+            raise PeerLostError(
+                f"rank {self._rank} awaits a broadcast from rank {effect.root}, which is lost"
+            )
+        return value.to(effect.x.device), _present(operation)
 
-    def all_to_all(self, effect: AllToAll) -> list[torch.Tensor]:
+    def first_model(self, mine: Flat) -> Flat:
+        """Return the model all begin with: that of the first who lives."""
+        root = 0
+        while True:
+            try:
+                return self.broadcast(Broadcast(mine, root))[0]
+            except PeerLostError:  # for everybody alike
+                root += 1
+
+    def all_to_all(self, effect: AllToAll) -> tuple[list[torch.Tensor], Note]:
         """Return everybody's stripe for me."""
-        group = self.group(effect.group)
-        self._notes(group, AllToAll, sum(s.numel() for s in effect.stripes), 0.0, None)
-        return group.all_to_all(effect.stripes)
+        group = self._group(effect.group)
+        operation = operations.Exchanged(group.slots, group.circle.members, effect.stripes)
+        value = [part.to(effect.stripes[0].device) for part in self._hold(group, operation)]
+        return value, _present(operation)
 
-    def scores(self, tally: Tally) -> Scores:
+    def scores(self, tally: Tally) -> tuple[Scores, Note]:
         """Add up everybody's slice of an evaluation."""
         sums = [tally.loss_sum, float(tally.frames), tally.correct]
-        rows = self._rows(self.world, "Evaluate", 0, sums)
-        return collectives.scores([Tally(r[0], int(r[1]), r[2]) for r in rows])
+        rows, note = self._rows("Evaluate", sums)
+        return collectives.scores([Tally(r[0], int(r[1]), r[2]) for r in rows]), note
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> tuple[list[Any], Note]:
         """Return everybody's value, in rank order."""
-        data = to_bytes(value)
-        lengths = [int(row[0]) for row in self._rows(self.world, "Gather", 0, [len(data)])]
-        return [from_bytes(row) for row in self.world.all_gather_bytes(data, lengths)]
+        operation = operations.GatherBytes(self._world.slots, to_bytes(value))
+        gathered = self._hold(self._world, operation)
+        return [from_bytes(data) for data in gathered], _present(operation)
 
-    def wait(self, *values: float) -> list[list[float]]:
-        """Wait for everybody, and return everybody's values."""
-        return self._rows(self.world, "Wait", 0, list(values))
+    def wait(self) -> tuple[None, Note]:
+        """Wait for everybody."""
+        return None, self._rows("Wait", [])[1]
 
-    # ------------------------------------------------------------------ what travels
+    def _rows(self, kind: str, values: list[float]) -> tuple[list[list[float]], Note]:
+        operation = Collective(self._world.slots, kind, 0, values)
+        return self._hold(self._world, operation), _present(operation)
 
-    def _notes(
-        self,
-        group: Group,
-        kind: type[Effect[Any]],
-        size: int,
-        weight: float,
-        riding: Riding | None,
-    ) -> tuple[list[float], Note | None]:
-        """Gather everybody's weight and, if all take part, what rides along."""
-        tally = riding.tally if riding is not None else Tally()
-        stop = riding is not None and riding.stop
-        sums = [tally.loss_sum, float(tally.frames), tally.correct]
-        rows = self._rows(group, kind.__name__, size, [weight, *sums, float(stop)])
-        note = None
-        if riding is not None:
-            together = collectives.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
-            note = Note(riding.alive, together, any(r[4] for r in rows))
-        return [r[0] for r in rows], note
+    # ------------------------------------------------------------------ what it costs, and the end
 
-    def _rows(self, group: Group, kind: str, size: int, values: list[float]) -> list[list[float]]:
-        """Gather everybody's few numbers, and name a learner that is out of step."""
-        what = [float(_KINDS.index(kind)), float(size)]
-        padding = [0.0] * (_ROW - len(what) - len(values))
-        rows = group.all_gather_numbers([*what, *values, *padding])
-        for member, row in enumerate(rows):
-            if row[:2] != what:
-                raise ContractError(
-                    f"rank {self._rank} issued {kind} of {size} values while member {member} "
-                    f"issued {_KINDS[int(row[0])]} of {int(row[1])}: a group's collectives must "
-                    "come in the same order on all members (contract rule 7)"
-                )
-        return [row[2 : 2 + len(values)] for row in rows]
-
-    def _weighted_sum(self, group: Group, x: torch.Tensor, weights: list[float]) -> torch.Tensor:
-        return group.weighted_sum(x, shares(weights), deterministic=self._deterministic)
-
-    def reduced_bytes(self, num_bytes: int, members: tuple[int, ...] | None = None) -> int:
-        """What a learner sends: its vector to everybody, or twice around a ring."""
-        size = self.group(members).size
-        if self._deterministic:
-            return num_bytes * (size - 1)
+    def reduced_bytes(self, num_bytes: int, members: Ranks | None = None) -> int:
+        """What a learner sends: every stripe but its own, then its own to everybody."""
+        size = len(self._group(members).circle.living)
         return 2 * num_bytes * (size - 1) // size
+
+    def close(self) -> None:
+        """Let go of connections and memory."""
+        self._mesh.drain(time.monotonic() + 1.0)
+        self._mesh.close()
+        for group in self._groups.values():
+            group.slots.close()
+
+
+def _note(members: Ranks, rows: list[list[float]]) -> Note:
+    together = collectives.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
+    return Note(members, together, any(r[4] for r in rows))
+
+
+def _present(operation: Collective) -> Note:
+    return Note(operation.members, Tally(), False)

@@ -29,7 +29,7 @@ class Inbox:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._unread: list[Message] = []
-        self._lost: set[int] = set()
+        self.lost: set[int] = set()
         self.waiting: list[Waiting] = []
 
     def arrive(self, message: Message) -> None:
@@ -48,14 +48,14 @@ class Inbox:
                 del self._unread[i]
                 waiting.deliver(message, None)
                 return
-        if waiting.recv.source in self._lost:
+        if waiting.recv.source in self.lost:
             waiting.deliver(None, self._lost_error(waiting.recv))
         else:
             self.waiting.append(waiting)
 
     def lose(self, source: int) -> None:
         """Fail every receive from a learner that has died, now and later."""
-        self._lost.add(source)
+        self.lost.add(source)
         for waiting in list(self.waiting):
             if waiting.recv.source == source:
                 self.waiting.remove(waiting)

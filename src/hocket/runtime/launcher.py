@@ -5,7 +5,9 @@ tenths of a second, not two seconds each. The launcher:
 
 * on Ctrl-C or SIGTERM asks them to stop at the next boundary, with a checkpoint; a second Ctrl-C
   ends them at once;
-* when one fails or dies, asks the others what they were doing, ends them, and names the cause;
+* when one dies, notes the loss and lets the others go on without it (`runtime.on_loss`);
+* ends one that gives no sign of life for `runtime.silence_s`, so that it is lost for good;
+* when one fails, asks the others what they were doing, ends them, and names the cause;
 * leaves no process behind: learners also end by themselves when the launcher's pipe closes.
 """
 
@@ -19,9 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from hocket import errors
 from hocket.errors import ConfigError, HocketError, LearnerFailedError
 from hocket.experiment import Experiment
 from hocket.runtime import learner_process
+from hocket.runtime.children import Child, Loss
+from hocket.runtime.faults import Fault
+from hocket.runtime.learner_process import Place
 from hocket.runtime.transport import Store
 
 HOST = "127.0.0.1"
@@ -37,25 +41,6 @@ PATIENCE_S = 5.0  # between asking a process to end and ending it
 _POLL_S = 0.2
 # What a learner says that only noticed another's failure.
 _NOTICED = {"LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
-
-
-@dataclass
-class Child:
-    """One learner process, as its launcher sees it."""
-
-    rank: int
-    process: BaseProcess
-    pipe: Connection
-    summary: dict[str, Any] | None = None
-    failure: tuple[str, str, str, str] | None = None  # type, message, doing, traceback
-    status: str | None = None
-
-    def ended_by(self) -> str:
-        """Say how the process ended."""
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"was ended by signal {-code} ({signal.Signals(-code).name})"
-        return f"ended with exit code {code}"
 
 
 @dataclass
@@ -68,24 +53,49 @@ class Launcher:
     report: Callable[[dict[str, Any]], None]
     say: Callable[[str], None] = print
     resumable: bool = True  # does the run directory outlive the run?
+    faults: tuple[Fault, ...] = ()  # planned, by tests and benchmarks
     children: list[Child] = field(default_factory=list)
+    _store: Store | None = None  # held open while learners use it
     _interrupts: int = 0
+    _looked: float = 0.0
 
     def run(self) -> list[dict[str, Any]]:
-        """Run to the end and return the learners' summaries, in rank order."""
-        store = Store.serve(HOST, self.experiment.options.timeout_s)
-        store.put("token", secrets.token_hex(16))
+        """Run to the end and return the summaries of those who are left, in rank order."""
+        place = self.open_place()
         try:
             with self._signals():
-                self._start(store.port)
+                self._start(place)
                 self._watch()
         finally:
             self._end_all()
-        summaries = [c.summary for c in self.children]
-        assert all(s is not None for s in summaries)
-        return [s for s in summaries if s is not None]
+        return self.summaries
 
-    def _start(self, port: int) -> None:
+    def open_place(self) -> Place:
+        """Open the store in which learners find each other."""
+        self._store = Store.serve(HOST, self.experiment.options.timeout_s)
+        self.put_token(self._store)
+        return Place(HOST, self._store.port)
+
+    @staticmethod
+    def put_token(store: Store) -> None:
+        """Make the secret by which learners of this run know each other."""
+        store.put("token", secrets.token_hex(16))
+
+    def ranks(self) -> range:
+        """Return the learners to start here."""
+        return range(self.experiment.options.learners)
+
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """What those who are left report."""
+        return [c.summary for c in self.children if c.summary is not None]
+
+    @property
+    def losses(self) -> list[Loss]:
+        """Who was lost, and when."""
+        return [c.loss for c in self.children if c.loss is not None]
+
+    def _start(self, place: Place) -> None:
         try:
             ForkingPickler.dumps(self.experiment)
         except Exception as error:
@@ -96,13 +106,13 @@ class Launcher:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hocket.runtime.learner_process"])
         with _signals_held_back():
-            self._start_all(context, port)
+            self._start_all(context, place)
 
-    def _start_all(self, context: ForkServerContext, port: int) -> None:
-        for rank in range(self.experiment.options.learners):
+    def _start_all(self, context: ForkServerContext, place: Place) -> None:
+        for local_rank, rank in enumerate(self.ranks()):
             ours, theirs = context.Pipe()
             orders = learner_process.Orders(
-                self.experiment, rank, HOST, port, self.run_dir, self.resume
+                self.experiment, rank, place, self.run_dir, self.resume, self.faults, local_rank
             )
             process = context.Process(
                 target=learner_process.main, args=(orders, theirs), name=f"hocket learner {rank}"
@@ -115,37 +125,52 @@ class Launcher:
 
     def _watch(self) -> None:
         told = 0
-        while any(c.summary is None for c in self.children):
+        self._looked = time.monotonic()
+        while self.at_work():
             if self._interrupts > told:
                 told = self._interrupts
                 self._interrupted(told)
-            by_pipe = {c.pipe: c for c in self.children if c.summary is None}
+            by_pipe = {c.pipe: c for c in self.children if c.working}
             for pipe in wait(list(by_pipe), timeout=_POLL_S):
                 self._hear(by_pipe[pipe])  # type: ignore[index]
-            failed = next((c for c in self.children if c.failure is not None), None)
+            failed = next((c for c in self.children if c.failure and c.loss is None), None)
             if failed is not None:
                 raise self._cause(failed)
+            self._fence_the_silent()
+            self.look_around()
+
+    def at_work(self) -> bool:
+        """True while any learner works."""
+        return any(c.working for c in self.children)
+
+    def look_around(self) -> None:
+        """See what is new elsewhere; on one host there is no elsewhere."""
+
+    def note_event(self, event: dict[str, Any]) -> None:
+        """Enter an event into the record."""
+        self.report(event)
 
     def _hear(self, child: Child) -> None:
-        if not self._receive(child):
+        said = child.receive()
+        if said is None:
             child.process.join(PATIENCE_S)
-            raise self._died(child)
+            self._gone(child, child.ended_by())
+        elif said[0] == "event":
+            self.note_event(said[1])
+        elif said[0] == "failed" and child.failure and child.failure[0] == "FencedError":
+            self._gone(child, child.failure[1])
 
-    def _receive(self, child: Child) -> bool:
-        """Take in one thing a learner says; False if it will say no more."""
-        try:
-            kind, body = child.pipe.recv()
-        except (EOFError, OSError):
-            return False
-        if kind == "event":
-            self.report(body)
-        elif kind == "done":
-            child.summary = body
-        elif kind == "failed":
-            child.failure = body
-        elif kind == "status":
-            child.status = body
-        return True
+    def _fence_the_silent(self) -> None:
+        """End learners that give no sign of life, unless it was us who did not listen."""
+        now, limit = time.monotonic(), self.experiment.options.silence_s
+        if now - self._looked > limit / 2:  # we were stopped ourselves, perhaps all together
+            for child in self.children:
+                child.heard = now
+        self._looked = now
+        for child in self.children:
+            late = now - child.heard > limit
+            if child.working and child.started and late and not child.silent:
+                child.fence()  # the end of its pipe will follow
 
     def _interrupted(self, count: int) -> None:
         if count > 1:
@@ -159,6 +184,44 @@ class Launcher:
                 child.pipe.send(order)
             except OSError:
                 continue
+
+    # ------------------------------------------------------------------ losses
+
+    def _gone(self, child: Child, reason: str) -> None:
+        """Go on without a learner, or stop, as the run was told."""
+        if not child.met or not self.experiment.goes_on_without:
+            raise self._died(child)
+        self.note_loss(child.lose(self.now_s(), reason))
+        if not self.anybody_left():
+            raise self._died(child)
+
+    def anybody_left(self) -> bool:
+        """True if a learner works or has finished."""
+        return any(c.working or c.summary is not None for c in self.children)
+
+    def _furthest(self) -> Child:
+        """Return the child that knows best where the run is."""
+        return max(self.children, key=lambda c: (c.vitals.time_s, c.vitals.frames))
+
+    def now_s(self) -> float:
+        """Return the time of the run, as far as its learners have told."""
+        best = self._furthest()
+        return best.vitals.time_s + time.monotonic() - best.heard
+
+    def note_loss(self, loss: Loss) -> None:
+        """Enter a loss into the record."""
+        where = self._furthest().vitals
+        self.report(
+            {
+                "event": "lost",
+                "time_s": loss.time_s,
+                "clock": "wall",
+                "frames": where.frames,
+                "epoch": where.epoch,
+                "rank": loss.rank,
+                "reason": loss.reason,
+            }
+        )
 
     # ------------------------------------------------------------------ failures
 
@@ -180,7 +243,8 @@ class Launcher:
         """Prefer a learner that failed by itself to those that merely noticed."""
         self._listen_on(0.5)
         for child in self.children:
-            if child.process.exitcode not in (None, 0) and child.failure is None:
+            ended = child.process.exitcode not in (None, 0)
+            if ended and child.failure is None and child.loss is None:
                 raise self._died(child)
         own = [c for c in self.children if c.failure and c.failure[0] not in _NOTICED]
         return next(iter(own), failed)
@@ -188,18 +252,19 @@ class Launcher:
     def _listen_on(self, seconds: float) -> None:
         """Hear what others have to say within a short time; their ends are no news now."""
         until = time.monotonic() + seconds
-        talking = {c.pipe: c for c in self.children if c.summary is None and c.failure is None}
+        talking = {c.pipe: c for c in self.children if c.working and c.failure is None}
         while talking and (left := until - time.monotonic()) > 0:
             for pipe in wait(list(talking), timeout=left):
                 child = talking[pipe]  # type: ignore[index]
-                if not self._receive(child) or child.failure is not None:
+                if child.receive() is None or child.failure is not None:
                     del talking[pipe]  # type: ignore[arg-type]
 
     def _died(self, child: Child) -> LearnerFailedError:
         code = child.process.exitcode
+        nobody = "; nobody is left" if self.losses else ""
         text = (
             f"rank {child.rank} (process {child.process.pid}) {child.ended_by()} before its work "
-            f"was done, so the run was stopped{self._whereabouts(child)}"
+            f"was done{nobody}, so the run was stopped{self._whereabouts(child)}"
         )
         if code == 1:  # it had no chance to report: it did not even start
             text += (
@@ -218,7 +283,7 @@ class Launcher:
         self._listen_on(0.5)
         lines = []
         for c in self.children:
-            if c is but:
+            if c is but or c.loss is not None:
                 continue
             state = c.status or (f"failed while it {c.failure[2]}" if c.failure else None)
             lines.append(f"\n  rank {c.rank} {state or 'did not answer'}")

@@ -6,10 +6,12 @@ outlives its launcher, however that one ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,10 +22,26 @@ import torch
 
 from hocket.experiment import Experiment
 from hocket.runtime.checkpoint import Checkpoints
+from hocket.runtime.children import Vitals
+from hocket.runtime.faults import Fate, Fault
 from hocket.runtime.process import ProcessRuntime
 from hocket.runtime.transport import Store
 
 ORPHANED = 3  # exit code of a learner whose launcher has gone
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where learners find each other: a store, and a part of it."""
+
+    address: str
+    port: int
+    prefix: str = ""
+
+    def store(self, timeout_s: float) -> Store:
+        """Connect to it."""
+        store = Store.connect(self.address, self.port, timeout_s)
+        return store.prefix(self.prefix) if self.prefix else store
 
 
 @dataclass(frozen=True)
@@ -32,21 +50,26 @@ class Orders:
 
     experiment: Experiment
     rank: int
-    host: str
-    port: int
+    place: Place
     run_dir: Path | None
     resume: bool
+    faults: tuple[Fault, ...] = ()
+    local_rank: int = 0
 
 
 class Control:
-    """The learner's end of the pipe."""
+    """The learner's end of the pipe; it gives signs of life, whatever the learner is busy with."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, alive_every_s: float) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._stop = False
         self.runtime: ProcessRuntime | None = None
+        self._alive_every_s = alive_every_s
+        # A process that the task forks must not keep our end of the pipe open when we are gone.
+        os.register_at_fork(after_in_child=lambda: os.close(pipe.fileno()))
         threading.Thread(target=self._listen, name="control", daemon=True).start()
+        threading.Thread(target=self._live, name="alive", daemon=True).start()
 
     def tell(self, kind: str, body: Any = None) -> None:
         """Send something to the launcher."""
@@ -58,6 +81,12 @@ class Control:
         self.runtime = runtime
         if self._stop:
             runtime.stop()
+
+    def _live(self) -> None:
+        while True:
+            time.sleep(self._alive_every_s)
+            with contextlib.suppress(OSError):  # the launcher has gone; the listener ends us
+                self.tell("alive", self.runtime.vitals() if self.runtime else Vitals())
 
     def _listen(self) -> None:
         try:
@@ -78,12 +107,14 @@ def main(orders: Orders, pipe: Connection) -> None:
     """Run one learner; every way out tells the launcher first."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the launcher's to handle; it closes our pipe
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(orders.experiment.options.threads)
-    control = Control(pipe)
+    options = orders.experiment.options
+    torch.set_num_threads(options.threads)
+    control = Control(pipe, min(0.5, options.silence_s / 5))
     code = 0
     try:
         runtime = _build(orders, control)
         control.attach(runtime)
+        control.tell("started")
         runtime.run()
         if orders.run_dir is not None and orders.experiment.options.trace:
             runtime.trace.write(orders.run_dir / f"trace-{orders.rank}.jsonl")
@@ -99,7 +130,7 @@ def main(orders: Orders, pipe: Connection) -> None:
 
 def _build(orders: Orders, control: Control) -> ProcessRuntime:
     options = orders.experiment.options
-    store = Store.connect(orders.host, orders.port, options.timeout_s)
+    store = orders.place.store(options.timeout_s)
     checkpoints = saved = None
     if orders.run_dir is not None:
         checkpoints = Checkpoints(orders.run_dir, options.keep_checkpoints)
@@ -108,8 +139,11 @@ def _build(orders: Orders, control: Control) -> ProcessRuntime:
         orders.experiment,
         orders.rank,
         store,
-        orders.host,
+        orders.place.address,
         lambda event: control.tell("event", event),
         checkpoints,
         saved,
+        local_rank=orders.local_rank,
+        met=lambda: control.tell("met"),
+        fate=Fate(orders.faults, orders.rank),
     )

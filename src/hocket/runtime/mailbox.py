@@ -1,4 +1,9 @@
-"""Messages between learners: one TCP connection per pair and direction, made when first used.
+"""Messages between learners: one connection per pair and direction.
+
+Within a host it is a Unix socket, between hosts a TCP connection. (A Unix socket is about as fast
+as shared memory would be, because sender and receiver copy at the same time: 27 MB took 7.1 ms
+against 6.2 ms, and 10.8 ms over TCP; and it needs no place per message and no way to give it back.)
+Tensors are sent from where they lie and received where they will stay.
 
 A message from A to B with any tag goes through one stream, so order holds per (source, destination,
 tag). A reader thread takes in whatever arrives, so a sender never waits for a receiver to ask, and
@@ -16,21 +21,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hocket.effects import Message
-from hocket.errors import PeerLostError
-from hocket.runtime.packing import from_bytes, to_bytes
+from hocket.errors import WaitTimeoutError
+from hocket.runtime.links import close_after_fork, local_name
+from hocket.runtime.packing import Buffer, from_buffer, to_parts
 from hocket.runtime.transport import Store
 
 _HEAD = struct.Struct("<qq")  # length of the tag, length of the payload
 _HELLO = struct.Struct("<q16s")  # rank, token of the run
+_CHUNK = 1 << 20
+_BUFFER_BYTES = 1 << 22  # of a socket: sender and receiver then work at the same time
+_MAX_PARTS = 64  # of one sendmsg
 
 
 @dataclass
 class _Stream:
-    """Bytes of one incoming connection, and who is at its other end."""
+    """What one incoming connection is in the middle of, and who is at its other end."""
 
     rank: int | None = None
-    data: bytearray = field(default_factory=bytearray)
+    head: bytearray = field(default_factory=bytearray)
+    tag: str | None = None
+    payload: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    filled: int = 0
+
+    def wanted(self) -> int:
+        """Bytes until the head is complete: a hello, then lengths, then a tag."""
+        if self.rank is None:
+            return _HELLO.size - len(self.head)
+        if len(self.head) < _HEAD.size:
+            return _HEAD.size - len(self.head)
+        return int(_HEAD.size + _HEAD.unpack_from(self.head)[0] - len(self.head))
 
 
 class Mailbox:
@@ -42,105 +64,143 @@ class Mailbox:
         rank: int,
         address: str,
         token: bytes,
+        *,
+        size: int,
+        near: frozenset[int],
         arrived: Callable[[Message], None],
         lost: Callable[[int], None],
         failed: Callable[[Exception], None],
         timeout_s: float,
     ) -> None:
-        self._store = store
         self._rank = rank
+        self._near = near
         self._token = token
         self._arrived = arrived
         self._lost = lost
         self._failed = failed
         self._timeout_s = timeout_s
-        self._outgoing: dict[int, socket.socket] = {}
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.create_server((address, 0), backlog=128)
+        self._listeners = [socket.create_server((address, 0), backlog=128)]
+        if len(near) > 1:
+            self._listeners.append(self._listen_nearby())
         self._wake_r, self._wake_w = socket.socketpair()
         self._closed = False
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._selector.register(self._wake_r, selectors.EVENT_READ, None)
-        host, port = self._listener.getsockname()[:2]
-        store.put(f"mailbox/{rank}", f"{host}:{port}")
+        for one in (*self._listeners, self._wake_r):
+            self._selector.register(one, selectors.EVENT_READ, None)
+        port = self._listeners[0].getsockname()[1]
+        store.put(f"mailbox/{rank}", f"{address}:{port}")
         self._thread = threading.Thread(target=self._read_all, name="mailbox", daemon=True)
         self._thread.start()
+        # To everybody, at once: whoever waits for a message must see its sender die.
+        self._outgoing = {to: self._connect(store, to) for to in range(size) if to != rank}
+        close_after_fork(lambda: self._outgoing.values())
 
-    def send(self, to: int, tag: str, payload: Any) -> int:
-        """Send a message; returns its size in bytes."""
-        name, body = tag.encode(), to_bytes(payload)
-        try:
-            if to not in self._outgoing:
-                self._outgoing[to] = self._connect(to)
-            self._outgoing[to].sendall(_HEAD.pack(len(name), len(body)) + name)
-            self._outgoing[to].sendall(body)
-        except OSError as error:
-            raise PeerLostError(
-                f"rank {self._rank}: send(to={to}, tag={tag!r}) failed: {error}; rank {to} has "
-                "ended or cannot be reached"
-            ) from error
-        return len(body)
+    def _name(self, rank: int) -> str:
+        return local_name("mail", self._token, rank)
 
-    def _connect(self, to: int) -> socket.socket:
-        host, _, port = self._store.get(f"mailbox/{to}").rpartition(":")
-        connection = socket.create_connection((host, int(port)), timeout=self._timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _listen_nearby(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self._name(self._rank))
+        listener.listen(128)
+        return listener
+
+    def _connect(self, store: Store, to: int) -> socket.socket:
+        host, _, port = store.get(f"mailbox/{to}").rpartition(":")
+        if to in self._near:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(self._timeout_s)
+            connection.connect(self._name(to))
+        else:
+            connection = socket.create_connection((host, int(port)), timeout=self._timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         connection.sendall(_HELLO.pack(self._rank, self._token))
         return connection
 
+    # ------------------------------------------------------------------ sending
+
+    def send(self, to: int, tag: str, payload: Any) -> int:
+        """Send a message and return its bytes; one to a lost learner is dropped."""
+        name, parts = tag.encode(), to_parts(payload)
+        length = sum(len(part) for part in parts)
+        connection = self._outgoing.get(to)
+        if connection is None:
+            return 0
+        try:
+            _send_all(connection, [_HEAD.pack(len(name), length), name, *parts])
+        except TimeoutError as error:
+            raise WaitTimeoutError(
+                f"rank {self._rank} waited {self._timeout_s:g} s in send(to={to}, tag={tag!r}): "
+                f"rank {to} takes nothing in; it is stuck or frozen, or raise runtime.timeout_s"
+            ) from error
+        except OSError:  # it has gone: those who wait for it hear of that, a sender need not
+            self._outgoing.pop(to).close()
+            return 0
+        return length
+
+    # ------------------------------------------------------------------ taking in
+
     def _read_all(self) -> None:
         try:
-            self._read_until_closed()
+            while not self._closed:
+                for key, _ in self._selector.select():
+                    if key.fileobj in self._listeners:
+                        self._accept(key.fileobj)
+                    elif key.fileobj is not self._wake_r:
+                        assert isinstance(key.fileobj, socket.socket)
+                        self._read(key.fileobj, key.data)
         except Exception as error:  # else the receiver would wait in vain
             if not self._closed:
                 self._failed(error)
 
-    def _read_until_closed(self) -> None:
-        while not self._closed:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._listener:
-                    connection, _ = self._listener.accept()
-                    self._selector.register(connection, selectors.EVENT_READ, _Stream())
-                elif key.fileobj is not self._wake_r:
-                    assert isinstance(key.fileobj, socket.socket)
-                    self._read(key.fileobj, key.data)
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        self._selector.register(connection, selectors.EVENT_READ, _Stream())
 
     def _read(self, connection: socket.socket, stream: _Stream) -> None:
         try:
-            chunk = connection.recv(1 << 20)
+            more = self._read_some(connection, stream)
         except OSError:
-            chunk = b""
-        if not chunk:
+            more = False
+        if not more:
             self._selector.unregister(connection)
             connection.close()
             if stream.rank is not None and not self._closed:
                 self._lost(stream.rank)
-            return
-        stream.data += chunk
-        if stream.rank is None and len(stream.data) >= _HELLO.size:
-            rank, token = _HELLO.unpack_from(stream.data)
-            if token != self._token:  # a stranger on our port
-                self._selector.unregister(connection)
-                connection.close()
-                return
-            stream.rank = rank
-            del stream.data[: _HELLO.size]
-        while stream.rank is not None and self._take_one(stream):
-            pass
 
-    def _take_one(self, stream: _Stream) -> bool:
-        if len(stream.data) < _HEAD.size:
-            return False
-        tag_length, length = _HEAD.unpack_from(stream.data)
-        end = _HEAD.size + tag_length + length
-        if len(stream.data) < end:
-            return False
-        tag = stream.data[_HEAD.size : _HEAD.size + tag_length].decode()
-        payload = from_bytes(bytes(stream.data[_HEAD.size + tag_length : end]))
-        del stream.data[:end]
-        assert stream.rank is not None
-        self._arrived(Message(stream.rank, tag, payload))
+    def _read_some(self, connection: socket.socket, stream: _Stream) -> bool:
+        """Take in what is there; False at the end, or if it is a stranger."""
+        if stream.tag is None:
+            data = connection.recv(stream.wanted())
+            stream.head += data
+            return bool(data) and (stream.wanted() > 0 or self._head_complete(stream))
+        view = memoryview(stream.payload.numpy().data)
+        count = connection.recv_into(view[stream.filled : stream.filled + _CHUNK])
+        stream.filled += count
+        self._deliver_if_whole(stream)
+        return count > 0
+
+    def _head_complete(self, stream: _Stream) -> bool:
+        if stream.rank is None:
+            rank, token = _HELLO.unpack(stream.head)
+            stream.head.clear()
+            if token != self._token:  # a stranger on our port
+                return False
+            stream.rank = rank
+            return True
+        _, length = _HEAD.unpack_from(stream.head)
+        stream.tag = stream.head[_HEAD.size :].decode()
+        stream.payload, stream.filled = torch.empty(length, dtype=torch.uint8), 0
+        stream.head.clear()
         return True
+
+    def _deliver_if_whole(self, stream: _Stream) -> None:
+        if stream.filled < len(stream.payload):
+            return
+        assert stream.rank is not None
+        assert stream.tag is not None
+        self._arrived(Message(stream.rank, stream.tag, from_buffer(stream.payload)))
+        stream.tag, stream.payload = None, torch.empty(0, dtype=torch.uint8)
 
     def close(self) -> None:
         """Stop reading and close every connection."""
@@ -148,7 +208,19 @@ class Mailbox:
         with contextlib.suppress(OSError):
             self._wake_w.send(b"x")
         self._thread.join(timeout=5)
-        for connection in [*self._outgoing.values(), self._listener, self._wake_r, self._wake_w]:
+        for one in [*self._outgoing.values(), *self._listeners, self._wake_r, self._wake_w]:
             with contextlib.suppress(OSError):
-                connection.close()
+                one.close()
         self._selector.close()
+
+
+def _send_all(connection: socket.socket, parts: list[Buffer]) -> None:
+    """Send all parts, as few calls as they take."""
+    left = [memoryview(part).cast("B") for part in parts if len(part)]
+    while left:
+        sent = connection.sendmsg(left[:_MAX_PARTS])
+        while sent and left:
+            if sent < len(left[0]):
+                left[0] = left[0][sent:]
+                break
+            sent -= len(left.pop(0))

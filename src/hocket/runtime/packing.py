@@ -8,14 +8,17 @@ template, so a file can never name a class to be loaded.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import astuple, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from hocket.data.pool import Ticket
 from hocket.errors import ContractError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _DTYPES = {str(d): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)}
 _DTYPES |= {str(d): d for d in (torch.bool, torch.float16, torch.bfloat16)}
@@ -33,7 +36,7 @@ def flatten(tree: Any, *, dataclasses: bool = True) -> tuple[Any, dict[str, torc
         if node is None or isinstance(node, bool | int | float | str):
             return node
         if isinstance(node, torch.Tensor):
-            tensors[path] = node.detach()
+            tensors[path] = node.detach().cpu()
             return {"$tensor": path}
         if isinstance(node, Ticket):
             return {"$ticket": list(astuple(node))}
@@ -92,23 +95,45 @@ def num_bytes(tree: Any) -> int:
     return len(json.dumps(skeleton)) + sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def to_bytes(tree: Any) -> bytes:
-    """Encode a tree for the wire."""
+_ALIGN = 64  # bytes: where a tensor may begin, in what is sent and in what is received
+
+
+def to_parts(tree: Any) -> list[Buffer]:
+    """Encode a tree for the wire; tensors are not copied."""
     skeleton, tensors = flatten(tree, dataclasses=False)
     metas = [[k, str(t.dtype), list(t.shape)] for k, t in tensors.items()]
     head = json.dumps([skeleton, metas]).encode()
-    body = [t.contiguous().view(-1).view(torch.uint8).numpy().data for t in tensors.values()]
-    return b"".join([len(head).to_bytes(8, "little"), head, *body])
+    parts: list[Buffer] = [len(head).to_bytes(8, "little") + head, _padding(8 + len(head))]
+    for tensor in tensors.values():
+        raw = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        parts += [raw, _padding(len(raw))]
+    return [part for part in parts if len(part)]
 
 
-def from_bytes(data: bytes | bytearray | memoryview) -> Any:
-    """Decode a tree from the wire; its tensors own their memory."""
-    size = int.from_bytes(data[:8], "little")
-    skeleton, metas = json.loads(bytes(data[8 : 8 + size]))
-    tensors, offset = {}, 8 + size
-    for name, dtype, shape in metas:
-        values = torch.empty(shape, dtype=_DTYPES[dtype])
-        raw = values.view(-1).view(torch.uint8).numpy()
-        raw[:] = np.frombuffer(data, dtype=np.uint8, count=raw.size, offset=offset)
-        tensors[name], offset = values, offset + raw.size
+def _padding(length: int) -> bytes:
+    return bytes(-length % _ALIGN)
+
+
+def to_bytes(tree: Any) -> bytes:
+    """Encode a tree for the wire, in one piece."""
+    return b"".join(to_parts(tree))
+
+
+def from_buffer(data: torch.Tensor) -> Any:
+    """Decode a tree from bytes that nobody else will touch: its tensors are views of them."""
+    size = int.from_bytes(data[:8].numpy().tobytes(), "little")
+    skeleton, metas = json.loads(data[8 : 8 + size].numpy().tobytes())
+    tensors, offset = {}, 8 + size + len(_padding(8 + size))
+    for name, kind, shape in metas:
+        dtype = _DTYPES[kind]
+        length = math.prod(shape) * dtype.itemsize
+        tensors[name] = data[offset : offset + length].view(dtype).view(shape)
+        offset += length + len(_padding(length))
     return unflatten(skeleton, tensors)
+
+
+def from_bytes(data: Buffer) -> Any:
+    """Decode a tree from the wire; its tensors own their memory."""
+    owned = torch.empty(len(data), dtype=torch.uint8)
+    owned.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+    return from_buffer(owned)

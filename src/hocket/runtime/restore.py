@@ -27,7 +27,7 @@ def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> tuple[Sta
     same = saved.ranks == list(desk.alive)
     template = {"state": fresh}
     source = saved.ranks[desk.rank % len(saved.ranks)]
-    part = saved.part(desk.rank if same else source, template)
+    part = saved.part(desk.rank if same else source, template, on=fresh.params.device)
     if part["state"].params.numel() != layout.size:
         raise CheckpointError(
             f"{saved.path}: its model has {part['state'].params.numel()} values, the task's has "
@@ -39,8 +39,9 @@ def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> tuple[Sta
     if same:
         return part["state"], [Message(*one) for one in part["inbox"]]
     desk.begin_anew(saved.run["time_s"])
-    old = [saved.part(rank, template)["state"] for rank in saved.ranks]
-    return desk.experiment.strategy.adopt(old, _flat_model(saved, layout), desk.rank), []
+    on = fresh.params.device
+    old = [saved.part(rank, template, on=on)["state"] for rank in saved.ranks]
+    return desk.experiment.strategy.adopt(old, _flat_model(saved, layout).to(on), desk.rank), []
 
 
 def _restore_ledger(desk: Desk, state: dict[str, Any], *, same: bool) -> None:

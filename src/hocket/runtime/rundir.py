@@ -22,9 +22,13 @@ from hocket.runtime.metrics import rewind
 
 # What may differ when a run is resumed; anything else would make it another run.
 FREE_ON_RESUME = {
+    "runtime.device",
     "runtime.learners",
     "runtime.threads",
+    "runtime.on_loss",
+    "runtime.silence_s",
     "runtime.timeout_s",
+    "runtime.transport",
     "runtime.keep_checkpoints",
     "runtime.trace",
     "runtime.tensorboard",

@@ -1,22 +1,21 @@
-"""The only place that imports `torch.distributed`: a store, and groups built from it.
+"""The only place that imports `torch.distributed`: the store through which learners meet.
 
-Groups are built from a store, a rank and a size that are handed in, never from the global state of
-`init_process_group`: only so can survivors regroup, a learner join, and another engine bring its
-own rendezvous.
+Nothing is built from the global state of `init_process_group`: a store, a rank and a size are
+handed in, so that survivors can regroup and another engine can bring its own rendezvous.
 """
 
 from __future__ import annotations
 
+import queue
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed
 
-from hocket.flat import Flat
-from hocket.numerics import weighted_sum
+from hocket.errors import StoreLostError
 
 dist: Any = torch.distributed  # its stubs lack the group objects that are used here
 
@@ -24,14 +23,15 @@ dist: Any = torch.distributed  # its stubs lack the group objects that are used 
 class Store:
     """Names and numbers that all learners can read; one process serves it."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, limit_s: float | None = None) -> None:
         self._inner = inner
+        self._limit_s = limit_s
 
     @classmethod
-    def serve(cls, host: str, timeout_s: float) -> Store:
-        """Open a store that others connect to."""
+    def serve(cls, host: str, timeout_s: float, port: int = 0) -> Store:
+        """Open a store that others connect to; port 0: any that is free."""
         limit = timedelta(seconds=timeout_s)
-        return cls(dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False))
+        return cls(dist.TCPStore(host, port, None, True, limit, wait_for_workers=False))
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_s: float) -> Store:
@@ -45,86 +45,51 @@ class Store:
 
     def prefix(self, name: str) -> Store:
         """Return a view in which every key begins with `name`."""
-        return Store(dist.PrefixStore(name, self._inner))
+        return Store(dist.PrefixStore(name, self._inner), self._limit_s)
+
+    def limited(self, limit_s: float) -> Store:
+        """Return a view whose every call ends in time, also when its host cannot be reached.
+
+        torch's own limit does not hold for a connection that was cut: the call would wait for the
+        kernel to give up, which takes a quarter of an hour.
+        """
+        return Store(self._inner, limit_s)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter and return it; atomic."""
-        return int(self._inner.add(key, amount))
+        return int(self._within(lambda: self._inner.add(key, amount)))
 
     def put(self, key: str, value: str) -> None:
         """Store a value."""
-        self._inner.set(key, value)
+        self._within(lambda: self._inner.set(key, value))
 
     def get(self, key: str) -> str:
         """Return a value; waits for it, up to the limit."""
-        raw: bytes = self._inner.get(key)
+        raw: bytes = self._within(lambda: self._inner.get(key))
         return raw.decode()
 
+    def _within(self, call: Callable[[], Any]) -> Any:
+        if self._limit_s is None:
+            return call()
+        ended: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
-class Group:
-    """Collectives among some learners, over gloo. Every call blocks, up to the limit."""
+        def attempt() -> None:
+            try:
+                ended.put((call(), None))
+            except Exception as error:
+                ended.put((None, error))
 
-    def __init__(
-        self, store: Store, member: int, size: int, *, address: str, timeout_s: float
-    ) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=timeout_s)
-        self._pg = dist.ProcessGroupGloo(store._inner, member, size, options)
-        self.member = member
-        self.size = size
-
-    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Everybody's tensor, in order; all of one shape."""
-        gathered = [torch.empty_like(x) for _ in range(self.size)]
-        self._pg.allgather([gathered], [x]).wait()
-        return gathered
-
-    def all_gather_numbers(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's numbers, as float64."""
-        rows = self.all_gather(torch.tensor(values, dtype=torch.float64))
-        return [[float(v) for v in row.tolist()] for row in rows]
-
-    def all_gather_bytes(self, data: bytes, lengths: Sequence[int]) -> list[bytes]:
-        """Everybody's bytes, given how many each has."""
-        padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
-        if data:
-            padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        rows = self.all_gather(padded)
-        return [bytes(row[:n].numpy()) for row, n in zip(rows, lengths, strict=True)]
-
-    def weighted_sum(self, x: Flat, shares: Sequence[float], *, deterministic: bool) -> Flat:
-        """Sum of share * vector over the members; in rank order if deterministic."""
-        if deterministic:
-            return weighted_sum(self.all_gather(x.contiguous()), shares)
-        share = shares[self.member]
-        scaled = x * share if share else torch.zeros_like(x)
-        self._pg.allreduce([scaled]).wait()
-        return scaled
-
-    def broadcast(self, x: Flat, root: int) -> Flat:
-        """Return the root's vector, as a new one."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        received = x.clone()
-        self._pg.broadcast([received], options).wait()
-        return received
-
-    def all_to_all(self, stripes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Stripe s goes to member s; all members' stripes s are of one shape."""
-        mine = stripes[self.member]
-        sizes = [s.numel() for s in stripes]
-        received = torch.empty(mine.numel() * self.size, dtype=mine.dtype)
-        sent = torch.cat([s.reshape(-1) for s in stripes])
-        self._pg.alltoall_base(
-            received, sent, [mine.numel()] * self.size, sizes, dist.AllToAllOptions()
-        ).wait()
-        return [row.view(mine.shape).clone() for row in received.view(self.size, -1)]
-
-
-def is_backend_error(error: RuntimeError) -> bool:
-    """True if gloo said it: a time-out, or a connection that a peer has closed."""
-    return type(error) is RuntimeError or isinstance(error, dist.DistError)
+        threading.Thread(target=attempt, name="store", daemon=True).start()
+        try:
+            value, error = ended.get(timeout=self._limit_s)
+        except queue.Empty:
+            value, error = None, TimeoutError(f"no answer within {self._limit_s:g} s")
+        if error is not None:
+            raise StoreLostError(
+                f"the store that brought the hosts together cannot be reached ({error}): its host "
+                "has ended or is cut off, so this part of the run ends; --resume continues it"
+            ) from error
+        return value
 
 
 def own_address(towards: str) -> str:

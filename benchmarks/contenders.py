@@ -1,0 +1,260 @@
+"""The contenders of `throughput.py`: one training job, done in several ways.
+
+The job is the same for all: a 440-5x1024-2000 sigmoid network, minibatches of 256 frames that lie
+in memory, SGD with momentum, one thread per process. Each process notes the time whenever it takes
+a minibatch; a contender's speed is the sum over its processes of frames per second between the
+first and the last of these, after a few to warm up. Processor time is noted too: it says what the
+work costs on a machine that is not quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import hocket
+
+BATCH, INPUTS, WIDTH, LAYERS, CLASSES = 256, 440, 1024, 5, 2000
+WARM_UP = 4
+SYNC_EVERY = 16
+LR, MOMENTUM = 0.01, 0.9
+DISTINCT = 16  # minibatches that are really different
+
+
+def build_model() -> nn.Sequential:
+    sizes = [INPUTS] + [WIDTH] * LAYERS
+    hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.Sigmoid())]
+    return nn.Sequential(*hidden, nn.Linear(WIDTH, CLASSES))
+
+
+def minibatches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(BATCH, INPUTS, generator=rng),
+            torch.randint(CLASSES, (BATCH,), generator=rng),
+        )
+        for _ in range(DISTINCT)
+    ]
+
+
+class Clock:
+    """Notes the time of every minibatch, in a file of this process."""
+
+    def __init__(self, folder: str) -> None:
+        self._fd = os.open(f"{folder}/{os.getpid()}.f64", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def tick(self) -> None:
+        """A minibatch begins."""
+        os.write(self._fd, np.array([time.perf_counter(), time.process_time()]).tobytes())
+
+
+def speed(folder: str) -> tuple[float, float]:
+    """Return frames per second of all processes together, and per second of processor time.
+
+    The second does not depend on what else the machine does, but leaves out waiting.
+    """
+    wall = processor = 0.0
+    files = list(Path(folder).glob("*.f64"))
+    for path in files:
+        times = np.fromfile(path).reshape(-1, 2)[WARM_UP:]
+        frames = BATCH * (len(times) - 1)
+        wall += frames / (times[-1, 0] - times[0, 0])
+        processor += frames / (times[-1, 1] - times[0, 1])
+    return wall, processor / len(files)
+
+
+# ---------------------------------------------------------------------------- plain PyTorch
+
+
+def loop(model: nn.Module, optimizer: Any, steps: int, folder: str) -> None:
+    """The training loop that a user writes; also the one of DDP and PostLocalSGD."""
+    batches, clock = minibatches(), Clock(folder)
+    for step in range(steps + 1):
+        clock.tick()
+        x, labels = batches[step % DISTINCT]
+        loss = nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+
+
+def plain(steps: int, folder: str) -> None:
+    model = build_model()
+    loop(model, sgd(model), steps, folder)
+
+
+def _child(target: Callable[..., None], rank: int, *args: Any) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    target(rank, *args)
+
+
+def _two(target: Callable[..., None], *args: Any) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    processes = [
+        context.Process(target=_child, args=(target, rank, barrier, *args)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+
+
+def _apart(rank: int, barrier: Any, steps: int, folder: str) -> None:
+    model = build_model()
+    barrier.wait()
+    loop(model, sgd(model), steps, folder)
+
+
+def two_apart(steps: int, folder: str) -> None:
+    _two(_apart, steps, folder)
+
+
+def _group(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+
+
+def _ddp(rank: int, barrier: Any, steps: int, folder: str) -> None:
+    _group(rank, folder)
+    model = DistributedDataParallel(build_model(), gradient_as_bucket_view=True)
+    barrier.wait()
+    loop(model, sgd(model), steps, folder)
+    barrier.wait()
+
+
+def ddp(steps: int, folder: str) -> None:
+    _two(_ddp, steps, folder)
+
+
+def _post_local_sgd(rank: int, barrier: Any, steps: int, folder: str) -> None:
+    _group(rank, folder)
+    model = DistributedDataParallel(build_model(), gradient_as_bucket_view=True)
+    state = post_localSGD_hook.PostLocalSGDState(  # type: ignore[no-untyped-call]
+        process_group=None, subgroup=dist.new_group([rank]), start_localSGD_iter=WARM_UP
+    )
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=SYNC_EVERY, warmup_steps=WARM_UP)
+    optimizer = PostLocalSGDOptimizer(optim=sgd(model), averager=averager)
+    barrier.wait()
+    loop(model, optimizer, steps, folder)
+    barrier.wait()
+
+
+def post_local_sgd(steps: int, folder: str) -> None:
+    _two(_post_local_sgd, steps, folder)
+
+
+# ---------------------------------------------------------------------------- Hocket
+
+
+@dataclass(frozen=True)
+class Job(hocket.Task):
+    """The same job as a task."""
+
+    folder: str
+    num_items: int
+
+    def build_model(self) -> nn.Module:
+        """The network."""
+        return build_model()
+
+    def items(self, split: str) -> Sequence[hocket.Item]:
+        """As many minibatches as asked for."""
+        return [hocket.Item(i, BATCH) for i in range(self.num_items if split == "train" else 1)]
+
+    def prepare(self) -> None:
+        """Put the data into memory."""
+        object.__setattr__(self, "_batches", minibatches())
+        object.__setattr__(self, "_clock", Clock(self.folder))
+
+    def load(self, split: str, item: hocket.Item, epoch: int) -> Any:
+        """Take a minibatch, and note when."""
+        if split == "train":
+            self.__dict__["_clock"].tick()
+        return self.__dict__["_batches"][int(str(item.id)) % DISTINCT]
+
+    def loss(self, model: nn.Module, batch: Any) -> hocket.Loss:
+        """Cross-entropy."""
+        x, labels = batch
+        total = nn.functional.cross_entropy(model(x), labels, reduction="sum")
+        return hocket.Loss(total, BATCH)
+
+
+def _hocket(strategy: Any, learners: int, steps: int, folder: str) -> None:
+    result = hocket.train(
+        Job(folder, learners * (steps + 1)),
+        strategy=strategy,
+        learners=learners,
+        optimizer=hocket.SGD(lr=LR, momentum=MOMENTUM),
+        schedule=hocket.Constant(epochs=1, lr_compensation="none"),
+        progress=False,
+    )
+    assert result.frames == BATCH * learners * (steps + 1)
+
+
+def hocket_one(steps: int, folder: str) -> None:
+    _hocket("sequential", 1, steps, folder)
+
+
+def hocket_allreduce(steps: int, folder: str) -> None:
+    _hocket("allreduce", 2, steps, folder)
+
+
+def hocket_kstep(steps: int, folder: str) -> None:
+    _hocket(hocket.KStep(sync_every=SYNC_EVERY), 2, steps, folder)
+
+
+# ---------------------------------------------------------------------------- the core itself
+
+
+def gemm(steps: int, folder: str) -> None:
+    """The matrix products of one minibatch and nothing else: what the core can do."""
+    sizes = [INPUTS] + [WIDTH] * LAYERS + [CLASSES]
+    products = []
+    for i, (a, b) in enumerate(pairwise(sizes)):
+        x, w, g = torch.randn(BATCH, a), torch.randn(b, a), torch.randn(BATCH, b)
+        products.append((x, w.T, torch.empty(BATCH, b)))  # forward
+        products.append((g.T, x, torch.empty(b, a)))  # of the weights
+        if i:
+            products.append((g, w, torch.empty(BATCH, a)))  # of the inputs
+    clock = Clock(folder)
+    for _ in range(steps + 1):
+        clock.tick()
+        for x, y, out in products:
+            torch.mm(x, y, out=out)
+
+
+CONTENDERS: dict[str, Callable[[int, str], None]] = {
+    "gemm": gemm,
+    "plain": plain,
+    "hocket-1": hocket_one,
+    "apart-2": two_apart,
+    "ddp-2": ddp,
+    "post-local-sgd-2": post_local_sgd,
+    "hocket-allreduce-2": hocket_allreduce,
+    "hocket-kstep-2": hocket_kstep,
+}

@@ -1,0 +1,106 @@
+"""Throughput side by side: Hocket, a plain PyTorch loop, and what PyTorch offers for two processes.
+
+    python benchmarks/throughput.py [--repeats 7] [--steps 60] [--only plain hocket-1]
+
+Contenders (see contenders.py) run one after another, in an order that is shuffled anew for every
+repeat, so that what else the machine does hits all alike. A ratio is taken within a repeat; its
+median and its range over the repeats are printed, by the clock and by processor time.
+
+Goals: one learner >= 1.0 of the plain loop; `allreduce` >= 0.95 and `kstep` >= 0.98 of two
+processes that do not communicate, the physical limit of two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.contenders import CONTENDERS, speed
+
+RATIOS = [
+    ("plain", "gemm"),
+    ("hocket-1", "gemm"),
+    ("hocket-1", "plain"),
+    ("apart-2", "plain"),
+    ("ddp-2", "apart-2"),
+    ("post-local-sgd-2", "apart-2"),
+    ("hocket-allreduce-2", "apart-2"),
+    ("hocket-kstep-2", "apart-2"),
+    ("hocket-allreduce-2", "ddp-2"),
+    ("hocket-kstep-2", "post-local-sgd-2"),
+]
+
+
+Speed = tuple[float, float]  # frames per second: by the clock, by processor time
+
+
+def contend(name: str, steps: int) -> Speed:
+    """Run one contender in a process of its own and return its speed."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, __file__, "--contender", name, folder, "--steps", str(steps)],
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+        return speed(folder)
+
+
+def compare(names: list[str], repeats: int, steps: int) -> dict[str, list[Speed]]:
+    """Measure all contenders so many times, in a shuffled order."""
+    speeds: dict[str, list[Speed]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        order = names[:]
+        random.Random(repeat).shuffle(order)
+        for name in order:
+            speeds[name].append(contend(name, steps))
+        row = "  ".join(f"{name} {values[-1][0]:,.0f}" for name, values in speeds.items())
+        print(f"repeat {repeat + 1}: {row}", flush=True)
+    return speeds
+
+
+def _spread(values: list[float], digits: int) -> str:
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def show(speeds: dict[str, list[Speed]]) -> None:
+    print(f"\n{'frames/s':32} {'by the clock':28} by processor time, of one process")
+    for name, values in speeds.items():
+        clock, processor = ([v[i] for v in values] for i in (0, 1))
+        print(f"{name:32} {_spread(clock, 0):28} {_spread(processor, 0)}")
+    print(f"\n{'ratio within a repeat':40}")
+    for a, b in RATIOS:
+        if a in speeds and b in speeds:
+            pairs = list(zip(speeds[a], speeds[b], strict=True))
+            clock, processor = ([x[i] / y[i] for x, y in pairs] for i in (0, 1))
+            print(f"{a + ' / ' + b:40} {_spread(clock, 3):28} {_spread(processor, 3)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60, help="minibatches of each process")
+    parser.add_argument("--only", nargs="+", help="some contenders")
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.contender:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        name, folder = args.contender
+        CONTENDERS[name](args.steps, folder)
+        return
+    show(compare(args.only or list(CONTENDERS), args.repeats, args.steps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A plain training loop under `hocket.attach`; run by tests as a script on several learners.
+
+python -m hocket.launch --learners 2 attached.py OUT '{"strategy": {"name": "kstep"}}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hocket
+from helpers.strategies import DelayByOne, PushPull
+from helpers.tasks import acoustic
+from hocket.experiment import Experiment
+from hocket.runtime.faults import Fault
+
+OWN = {"delay-by-one": DelayByOne(), "push-pull": PushPull()}
+
+
+def task() -> Any:
+    return acoustic(num_frames=64 * 24)
+
+
+def order(rank: int, size: int, epochs: int = 2) -> list[tuple[int, int]]:
+    """Epoch and item of every draw this learner would have made from the pool."""
+    pool = Experiment(task(), hocket.Sequential(), schedule=hocket.Constant(epochs=epochs)).pool()
+    return [(e, int(i)) for e in range(epochs) for i in pool.order(e)[rank::size]]
+
+
+def build() -> torch.nn.Module:
+    from hocket.numerics import stable_seed
+
+    job = task()
+    job.prepare()
+    torch.manual_seed(stable_seed(0, "model"))
+    return job.build_model()  # type: ignore[no-any-return]
+
+
+def main(out: Path, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job = task()
+    job.prepare()
+    model = build()
+    if rank:
+        torch.nn.init.zeros_(next(model.parameters()))  # all begin with the first one's
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.get("rate", 0.01), momentum=0.9)
+    strategy = options["strategy"]
+    steps = order(rank, size)[: options.get("steps", {}).get(str(rank))]
+    first = options.get("resume_at", 0)
+    dist = hocket.attach(
+        model,
+        optimizer,
+        strategy=OWN.get(strategy.get("name"), strategy),
+        lr=options.get("lr", "own"),
+        faults=tuple(Fault(**f) for f in options.get("faults", [])),
+        timeout_s=60.0,
+    )
+    with dist:
+        if first:
+            dist.load_state_dict(torch.load(out / f"state-{rank}.pt", weights_only=True))
+        for number, (epoch, index) in enumerate(steps[first:], start=first):
+            if number == options.get("save_at"):
+                torch.save(dist.state_dict(), out / f"state-{rank}.pt")
+            item = job.items("train")[index]
+            loss = job.loss(model, job.load("train", item, epoch))
+            optimizer.zero_grad()
+            (loss.total / loss.frames).backward()
+            dist.step(loss.frames)
+    torch.save(model.state_dict(), out / f"model-{rank}.pt")
+    facts = {"alive": dist.alive, "frames": dist.frames, "lr": optimizer.param_groups[0]["lr"]}
+    (out / f"facts-{rank}.json").write_text(json.dumps(facts))
+
+
+def learner(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
+    """Run one learner as a launcher would have started it."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "HOCKET_STORE": f"127.0.0.1:{port}"}
+    main(out, options)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

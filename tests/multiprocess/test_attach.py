@@ -1,0 +1,256 @@
+"""A loop of one's own under every strategy: equal to a plain loop, to the simulator, and robust."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import attached
+from helpers.runs import simulated
+from helpers.strategies import DelayByOne
+from torch import nn
+
+import hocket
+from hocket import SGD, AllReduceSGD, Constant, KStep, Sequential
+from hocket.errors import ConfigError
+from hocket.runtime.transport import Store
+
+TESTS = Path(__file__).parents[1]
+STRATEGIES = [Sequential(), AllReduceSGD(), KStep(sync_every=3), DelayByOne()]
+each = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+
+
+# ------------------------------------------------------------------ one process: a plain loop
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def batches(count: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    rng = torch.Generator().manual_seed(2)
+    return [
+        (torch.randn(5, 6, generator=rng), torch.randint(3, (5,), generator=rng))
+        for _ in range(count)
+    ]
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def loop(kind: str, strategy: Any = None, accumulate: int = 1) -> dict[str, torch.Tensor]:
+    """A loop with dropout, batch-norm, accumulation, clipping and a scheduler."""
+    model = network()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    torch.manual_seed(7)
+
+    def run(step: Any) -> None:
+        for number, (x, y) in enumerate(batches()):
+            (nn.functional.cross_entropy(model(x), y) / accumulate).backward()  # type: ignore[no-untyped-call]
+            if (number + 1) % accumulate:
+                continue
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            step()
+            optimizer.zero_grad()
+            scheduler.step()
+
+    if strategy is None:
+        run(optimizer.step)
+    else:
+        with hocket.attach(model, optimizer, strategy=strategy) as dist:
+            run(dist.step)
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+@each
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_alone_it_is_the_plain_loop_to_the_bit(strategy: Any, kind: str, accumulate: int) -> None:
+    plain = loop(kind, accumulate=accumulate)
+    ours = loop(kind, strategy, accumulate)
+    assert plain.keys() == ours.keys()
+    for key in plain:
+        assert torch.equal(plain[key], ours[key]), key
+
+
+def test_the_model_keeps_its_own_memory_and_unused_parameters_stay_unused() -> None:
+    model = network()
+    spare = nn.Parameter(torch.ones(3))
+    model.register_parameter("spare", spare)
+    memory = [p.data_ptr() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    with hocket.attach(model, optimizer, strategy="allreduce") as dist:
+        for x, y in batches(3):
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            dist.step()
+    assert [p.data_ptr() for p in model.parameters()] == memory
+    assert torch.equal(spare, torch.ones(3)), "without a gradient there is no decay either"
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_misuse_is_named() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dist = hocket.attach(model, optimizer)
+    with pytest.raises(ConfigError, match="only inside `with"):
+        dist.step()
+    with dist, pytest.raises(ConfigError, match=r"no gradients: call loss.backward\(\)"):
+        dist.step()
+    with pytest.raises(ConfigError, match="cannot take effect with optimizer"):
+        hocket.attach(model, torch.optim.Adam(model.parameters()), lr="sequential")
+    with pytest.raises(ConfigError, match=r"\['epochs'\] cannot take effect"):
+        hocket.attach(model, optimizer, epochs=3)
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
+        hocket.attach(model, optimizer, rank=0, world_size=2)
+
+
+def test_a_state_in_the_middle_of_a_block_is_refused() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hocket.attach(model, optimizer, strategy=KStep(sync_every=2)) as dist:
+        for number, (x, y) in enumerate(batches(5)):
+            assert dist.at_boundary == (number % 2 == 0)
+            if not dist.at_boundary:
+                with pytest.raises(ConfigError, match="at_boundary"):
+                    dist.state_dict()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            dist.step()
+
+
+# ------------------------------------------------------------------ several processes
+
+
+def launch(out: Path, learners: int, **options: Any) -> list[int | None]:
+    """Run the loop on several learners, forked from a server that has torch loaded."""
+    out.mkdir(exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hocket.runtime.learner_process"])
+    store = Store.serve("127.0.0.1", 60.0)
+    processes = [
+        context.Process(target=attached.learner, args=(r, learners, store.port, out, options))
+        for r in range(learners)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    doomed = {fault["rank"] for fault in options.get("faults", [])}
+    codes = [process.exitcode for process in processes]
+    assert codes == [-9 if rank in doomed else 0 for rank in range(learners)]
+    return codes
+
+
+def models(out: Path) -> list[dict[str, torch.Tensor]]:
+    return [torch.load(p, weights_only=True) for p in sorted(out.glob("model-*.pt"))]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize(
+    "strategy", [AllReduceSGD(), KStep(sync_every=3), DelayByOne()], ids=lambda s: s.name
+)
+def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_path: Path) -> None:
+    launch(tmp_path, 2, strategy={"name": strategy.name, **strategy.parameters()})
+    twin = simulated(
+        attached.task(),
+        strategy,
+        2,
+        optimizer=SGD(lr=0.01, momentum=0.9),
+        schedule=Constant(epochs=2, lr_compensation="none"),
+    )
+    one, other = models(tmp_path)
+    assert same(one, other)
+    assert same(one, dict(twin.model))
+
+
+def test_an_asynchronous_strategy_works_too(tmp_path: Path) -> None:
+    launch(tmp_path, 2, strategy={"name": "push-pull"}, steps={"1": 5})
+    one, other = models(tmp_path)
+    assert same(one, other)
+    assert not same(one, attached.build().state_dict())
+
+
+def test_whoever_has_fewer_steps_answers_with_weight_0(tmp_path: Path) -> None:
+    """Rank 1 leaves after 4 of 24 steps; then the mean gradient is rank 0's own."""
+    launch(tmp_path, 2, strategy={"name": "allreduce"}, steps={"1": 4})
+    job, model = attached.task(), attached.build()
+    job.prepare()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    orders = attached.order(0, 2), attached.order(1, 2)[:4]
+    for number in range(24):
+        optimizer.zero_grad()
+        drawn = [o[number] for o in orders if number < len(o)]
+        for epoch, index in drawn:
+            loss = job.loss(model, job.load("train", job.items("train")[index], epoch))
+            (loss.total / loss.frames / len(drawn)).backward()
+        optimizer.step()
+    one, other = models(tmp_path)
+    assert same(one, other)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(one[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_saved_and_loaded_it_goes_on_as_before(tmp_path: Path) -> None:
+    strategy = {"name": "kstep", "sync_every": 3}
+    launch(tmp_path / "whole", 2, strategy=strategy, save_at=9)
+    (tmp_path / "rest").mkdir()
+    for rank in range(2):
+        (tmp_path / "whole" / f"state-{rank}.pt").rename(tmp_path / "rest" / f"state-{rank}.pt")
+    launch(tmp_path / "rest", 2, strategy=strategy, resume_at=9)
+    assert same(models(tmp_path / "whole")[0], models(tmp_path / "rest")[0])
+
+
+@pytest.mark.parametrize("name", ["allreduce", "kstep"])
+def test_a_killed_learner_does_not_stop_the_others(name: str, tmp_path: Path) -> None:
+    launch(tmp_path, 3, strategy={"name": name}, faults=[{"rank": 1, "at_draw": 3}])
+    went_on(tmp_path)
+
+
+def went_on(out: Path) -> None:
+    one, other = models(out)
+    assert same(one, other)
+    facts = [json.loads(p.read_text()) for p in sorted(out.glob("facts-*.json"))]
+    assert [f["alive"] for f in facts] == [[0, 2], [0, 2]]
+
+
+def test_the_launcher_of_scripts_names_a_lost_learner_and_leaves_the_others_alone(
+    tmp_path: Path,
+) -> None:
+    options = {"strategy": {"name": "allreduce"}, "faults": [{"rank": 1, "at_draw": 3}]}
+    command = [sys.executable, "-m", "hocket.launch", "--learners", "3"]
+    done = subprocess.run(
+        [*command, str(Path(attached.__file__)), str(tmp_path), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 is lost (SIGKILL)" in done.stderr
+    went_on(tmp_path)
+
+
+def test_a_sequential_rate_is_compensated_and_the_users_rate_left_alone(tmp_path: Path) -> None:
+    """Two learners averaging gradients move half as far per minibatch: the local rate doubles."""
+    launch(tmp_path / "a", 2, strategy={"name": "allreduce"}, rate=0.005, lr="sequential")
+    launch(tmp_path / "b", 2, strategy={"name": "allreduce"}, rate=0.01)
+    assert same(models(tmp_path / "a")[0], models(tmp_path / "b")[0])
+    assert json.loads((tmp_path / "a" / "facts-0.json").read_text())["lr"] == 0.005

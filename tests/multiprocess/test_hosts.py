@@ -1,0 +1,131 @@
+"""Several hosts under torchrun: two network namespaces joined by a veth pair stand for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from helpers import network
+from helpers.runs import same_model
+from multiprocess.test_launcher import wait_for
+from safetensors.torch import load_file
+
+import hocket
+from hocket.errors import ConfigError
+from hocket.runtime.hosts import Host
+
+needs_network = pytest.mark.skipif(
+    not network.available(), reason="needs the privilege to make network namespaces"
+)
+TASK = {"num_frames": 4000, "dev_frames": 500}
+
+
+@pytest.fixture
+def pair() -> Iterator[network.Pair]:
+    with network.two_hosts() as hosts:
+        yield hosts
+
+
+def train(
+    pair: network.Pair, out: Path, *more: str, learners: int = 4
+) -> list[subprocess.Popen[str]]:
+    settings = [f"task.{k}={v}" for k, v in TASK.items()]
+    arguments = ["-m", "hocket", "train", "synthetic", "--learners", str(learners)]
+    for setting in [*settings, *more]:
+        arguments += ["--set", setting]
+    return [pair.torchrun(host, *arguments, "--out", str(out)) for host in range(2)]
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[str]:
+    ends = [p.communicate(timeout=90) for p in processes]
+    assert [p.returncode for p in processes] == [0, 0], ends
+    return [out for out, _ in ends]
+
+
+def learners_below(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """torchrun, then the launcher, then its fork server, then the learners."""
+    below = psutil.Process(process.pid).children(recursive=True)
+    launchers = [p for p in below if p.ppid() == process.pid]
+    servers = [p for p in below if p.ppid() in {x.pid for x in launchers}]
+    return [p for p in below if p.ppid() in {x.pid for x in servers}]
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+@needs_network
+def test_two_hosts_give_the_simulators_model_to_the_bit(pair: network.Pair, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = ["strategy.name=kstep", "strategy.sync_every=3", "schedule.epochs=2"]
+    ends = finish(train(pair, out, *more))
+    assert all("frame accuracy" in text for text in ends)
+    twin = hocket.simulate(
+        hocket.Synthetic(num_frames=TASK["num_frames"], dev_frames=TASK["dev_frames"]),
+        strategy=hocket.KStep(sync_every=3),
+        cluster=4,
+        schedule=hocket.Constant(epochs=2),
+        progress=False,
+    )
+    assert same_model(load_file(out / "model.safetensors"), dict(twin.model))
+    assert rows(out)[-1]["frames"] == 8000
+
+
+@needs_network
+def test_a_learner_killed_on_another_host_is_lost_and_the_run_goes_on(
+    pair: network.Pair, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    processes = train(pair, out, "strategy.name=allreduce", "schedule.epochs=40", learners=5)
+    wait_for(lambda: sum(r["event"] == "train" for r in rows(out)) > 2)
+    victims = learners_below(processes[1])
+    assert len(victims) == 3
+    victims[0].kill()
+    finish(processes)
+    lost = [r for r in rows(out) if r["event"] == "lost"]
+    assert len(lost) == 1
+    assert lost[0]["rank"] in (2, 3, 4)
+    assert "signal 9" in lost[0]["reason"]
+    summary = rows(out)[-1]
+    assert summary["frames"] == 40 * 4000, "the ledger closes"
+    assert [one["lost"] for one in summary["learners"]].count(True) == 1
+
+
+@needs_network
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_host_that_is_cut_off_is_lost_and_does_not_go_on_by_itself(
+    pair: network.Pair, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    processes = train(pair, out, "strategy.name=allreduce", "schedule.epochs=60")
+    try:
+        wait_for(lambda: sum(r["event"] == "train" for r in rows(out)) > 4)
+        apart = learners_below(processes[1])
+        pair.cut()
+        wait_for(lambda: rows(out)[-1]["event"] == "summary", 150)
+        assert rows(out)[-1]["frames"] == 60 * 4000, "the ledger closes"
+        wait_for(lambda: not any(p.is_running() for p in apart), 120)
+    finally:  # torchrun's agents would wait for each other for five minutes
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [one["lost"] for one in rows(out)[-1]["learners"]] == [False, False, True, True]
+
+
+def test_learners_are_shared_out_over_hosts() -> None:
+    def ranks(learners: int, hosts: int) -> list[list[int]]:
+        store: Any = None
+        return [list(Host(n, hosts, store, "", 0, "").ranks(learners)) for n in range(hosts)]
+
+    assert ranks(4, 2) == [[0, 1], [2, 3]]
+    assert ranks(5, 2) == [[0, 1], [2, 3, 4]]
+    assert [rank for host in ranks(7, 3) for rank in host] == list(range(7))
+    with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be shared out over 2 hosts"):
+        ranks(1, 2)

@@ -1,0 +1,202 @@
+"""Losing real learners: killed or frozen, between collectives and inside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.runs import OPTIONS, same_model, simulated
+from helpers.strategies import DelayByOne, PushPull
+from helpers.tasks import Forking, Quadratic, Slow, WithBuffers
+
+from hocket import SGD, AllReduceSGD, Cluster, Constant, Death, Host, KStep, Result, api
+from hocket.errors import ConfigError, LearnerFailedError
+from hocket.experiment import Experiment, RuntimeOptions
+from hocket.runtime.faults import Fault
+
+STRATEGIES = [AllReduceSGD(), KStep(sync_every=3)]
+named = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
+MOMENTUM = SGD(lr=0.005, momentum=0.9)
+
+
+def run(
+    strategy: Any,
+    faults: tuple[Fault, ...],
+    *,
+    learners: int = 5,
+    task: Any = None,
+    out: Path | None = None,
+    epochs: int = 2,
+    **options: Any,
+) -> Result:
+    """Train in real processes, with faults, and see that every one of them fired."""
+    task = task or Quadratic(num_items=23, uneven=True)
+    more = OPTIONS | options
+    experiment = Experiment(
+        task,
+        strategy,
+        MOMENTUM,
+        Constant(epochs=epochs),
+        options=RuntimeOptions(learners=learners, **more),
+    )
+    result = api.run_real(experiment, out, progress=False, faults=faults)
+    assert [one.rank for one in result.learners if one.lost] == sorted(f.rank for f in faults)
+    frames = epochs * sum(item.frames for item in task.items("train"))
+    assert result.frames + result.discarded_frames == frames, "the ledger closes"
+    return result
+
+
+# ------------------------------------------------------------------ the same as in the simulator
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
+@pytest.mark.parametrize("strategy", [*STRATEGIES, DelayByOne()], ids=lambda s: s.name)
+def test_a_death_at_a_draw_gives_the_same_model_as_in_the_simulator(
+    strategy: Any, transport: str
+) -> None:
+    """To the bit: who contributed, what came back to the pool, and the rate afterwards."""
+    plan = {2: 3, 0: 6} if strategy.name != "kstep" else {2: 4, 0: 8}
+    task = WithBuffers(num_items=37, uneven=True)
+    real = run(
+        strategy,
+        tuple(Fault(r, at_draw=d) for r, d in plan.items()),
+        task=task,
+        transport=transport,
+    )
+    cluster = Cluster((Host(count=5),), deaths=tuple(Death(r, at_draw=d) for r, d in plan.items()))
+    twin = simulated(
+        task, strategy, cluster, optimizer=MOMENTUM, schedule=Constant(epochs=2), timeout_s=60.0
+    )
+    assert same_model(real, twin)
+    assert (real.loss, real.accuracy, real.frames) == (twin.loss, twin.accuracy, twin.frames)
+
+
+# ------------------------------------------------------------------ anywhere
+
+
+@named
+@pytest.mark.parametrize("victim", range(5))
+def test_any_of_five_may_be_killed_inside_a_collective(strategy: Any, victim: int) -> None:
+    """Frame by frame: after none, some or all of the others have heard of it."""
+    for frame in (11, 12, 14, 17):
+        run(strategy, (Fault(victim, at_frame=frame),))
+
+
+def random_faults(seed: int, learners: int) -> tuple[Fault, ...]:
+    rng = np.random.default_rng(seed)
+    victims = rng.choice(learners, size=1 + seed % (learners - 1), replace=False)
+    return tuple(
+        Fault(int(v), at_frame=int(rng.integers(9, 60)))
+        if i % 2
+        else Fault(int(v), at_draw=int(rng.integers(1, 4)))
+        for i, v in enumerate(victims)
+    )
+
+
+@named
+@pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
+def test_several_may_die(strategy: Any, transport: str) -> None:
+    for seed in range(4):
+        run(strategy, random_faults(seed, 5), transport=transport, epochs=3)
+
+
+@named
+def test_a_learner_may_die_while_the_run_is_evaluated_and_saved(
+    strategy: Any, tmp_path: Path
+) -> None:
+    """Also the one who writes the checkpoint; the next of them then does it."""
+    for frame in range(40, 84, 5):
+        out = tmp_path / f"{frame}"
+        run(strategy, (Fault(frame // 5 % 2, at_frame=frame),), out=out, epochs=3)
+        saved = sorted((out / "checkpoints").iterdir())
+        assert not [p.name for p in saved if p.name.startswith(".")]
+        assert json.loads((saved[-1] / "run.json").read_text())["finished"]
+
+
+# ------------------------------------------------------------------ what is said about it
+
+
+def test_metrics_and_summary_say_who_was_lost_when_and_how(tmp_path: Path) -> None:
+    result = run(
+        AllReduceSGD(),
+        (Fault(3, at_draw=2), Fault(0, at_frame=30)),
+        task=Slow(num_items=23, seconds=0.01),
+        out=tmp_path / "run",
+    )
+    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").open()]
+    lost = {row["rank"]: row for row in rows if row["event"] == "lost"}
+    assert set(lost) == {0, 3}
+    assert all("signal 9 (SIGKILL)" in row["reason"] for row in lost.values())
+    assert lost[3]["time_s"] <= lost[0]["time_s"] <= rows[-1]["time_s"]
+    summary = {one["rank"]: one for one in rows[-1]["learners"]}
+    assert {rank for rank, one in summary.items() if one["lost"]} == {0, 3}
+    assert summary[3]["lost_s"] == pytest.approx(lost[3]["time_s"])
+    assert [one.lost_s is not None for one in result.learners] == [True, False, False, True, False]
+    assert rows[-1]["event"] == "summary"
+    evaluations = [row for row in rows if row["event"] == "eval"]
+    assert all(row["eval_frames"] == 10 for row in evaluations), "no slice is missing"
+
+
+@named
+def test_a_frozen_learner_is_lost_after_the_stated_limit_and_ended(
+    strategy: Any, tmp_path: Path
+) -> None:
+    run(
+        strategy,
+        (Fault(2, at_draw=3, how="freeze"), Fault(4, at_frame=20, how="freeze")),
+        silence_s=1.0,
+        out=tmp_path / "run",
+    )
+    rows = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").open()]
+    reasons = {row["rank"]: row["reason"] for row in rows if row["event"] == "lost"}
+    assert set(reasons) == {2, 4}
+    assert all("no sign of life (runtime.silence_s)" in reason for reason in reasons.values())
+
+
+def test_the_first_loss_may_stop_the_run(tmp_path: Path) -> None:
+    with pytest.raises(LearnerFailedError, match=r"rank 1 .* ended by signal 9.*\n.*rank 0 awaits"):
+        run(AllReduceSGD(), (Fault(1, at_draw=2),), on_loss="stop", learners=3)
+
+
+def test_the_last_learner_may_not_die() -> None:
+    with pytest.raises(LearnerFailedError, match="nobody is left, so the run was stopped"):
+        run(AllReduceSGD(), (Fault(1, at_draw=2), Fault(0, at_draw=4)), learners=2)
+
+
+def test_going_on_without_a_learner_is_refused_where_it_cannot_be_done() -> None:
+    with pytest.raises(ConfigError, match=r"on_loss = 'continue' cannot take effect.*push-pull"):
+        run(PushPull(), (), on_loss="continue")
+    with pytest.raises(LearnerFailedError, match=r"rank 1 .* ended by signal 9"):
+        run(PushPull(), (Fault(1, at_draw=2),), learners=2)
+
+
+def test_a_run_that_lost_a_learner_is_resumed_with_all(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(KStep(sync_every=2), (Fault(1, at_draw=2),), learners=3, out=out)
+    experiment = Experiment(
+        Quadratic(num_items=23, uneven=True),
+        KStep(sync_every=2),
+        MOMENTUM,
+        Constant(epochs=4),
+        options=RuntimeOptions(learners=3, **OPTIONS),
+    )
+    result = api.run_real(experiment, out, resume=True, progress=False)
+    assert result.frames == 4 * sum(Quadratic(uneven=True).frames_of(i) for i in range(23))
+    assert not any(one.lost for one in result.learners)
+
+
+def test_a_child_of_the_dead_learner_does_not_hide_its_death() -> None:
+    """A data loader's process that lives on must not hold the dead learner's connections."""
+    run(AllReduceSGD(), (Fault(1, at_draw=3),), learners=3, task=Forking(), timeout_s=8.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@named
+@pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
+def test_several_may_die_many_times(strategy: Any, transport: str) -> None:
+    for seed in range(100, 200):
+        run(strategy, random_faults(seed, 5), transport=transport, epochs=3)
