@@ -20,7 +20,8 @@ import torch
 
 from hocket.speech import alignment, lm
 from hocket.speech.alignment import GMMHMM, Corpus, Pass
-from hocket.speech.corpus.build import CorpusOptions, build
+from hocket.speech.corpus.build import build
+from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.datadir import read_data_directory
 from hocket.speech.decoding import Decoder, GMMScorer, Setting
 from hocket.speech.extraction import common_sample_rate, write_store

@@ -125,7 +125,8 @@ def _add_corpus(command: argparse.ArgumentParser) -> None:
 
 def _corpus(args: argparse.Namespace) -> int:
     try:
-        from hocket.speech.corpus.build import CorpusOptions, build
+        from hocket.speech.corpus.build import build
+        from hocket.speech.corpus.options import CorpusOptions
     except ImportError as error:
         raise needs(error) from error
     if args.clean and args.snr:

@@ -17,7 +17,8 @@ from hocket.optim import SGD, Exponential
 from hocket.parallel import default_jobs
 from hocket.report import page
 from hocket.report.runs import read_errors, read_run
-from hocket.speech.corpus.build import CorpusOptions, build
+from hocket.speech.corpus.build import build
+from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.decoding import Search
 from hocket.speech.gmm_training import GMMOptions
 from hocket.speech.prepare import Preparation, PrepareOptions

@@ -11,8 +11,9 @@ import soundfile
 
 from hocket.errors import ConfigError
 from hocket.speech.corpus import acoustics, espeak
-from hocket.speech.corpus.build import SPLITS, CorpusOptions, build, plan
+from hocket.speech.corpus.build import build, plan
 from hocket.speech.corpus.digits import WORDS, sentence
+from hocket.speech.corpus.options import SPLITS, CorpusOptions
 from hocket.speech.datadir import read_data_directory, read_table
 from hocket.speech.errors import SpeechError
 from hocket.speech.reference import read_ctm

@@ -157,7 +157,10 @@ class Together:
             len(desk.pool.items(effect.which)), desk.alive.index(desk.rank), len(desk.alive)
         )
         state = desk.scoring_state or desk.worker_state
-        return self._worker.score(effect.params, state, effect.which, items)
+        began = time.monotonic()
+        tally = self._worker.score(effect.params, state, effect.which, items)
+        self._span("evaluate", began)
+        return tally
 
     # ------------------------------------------------------------------ all alike
 

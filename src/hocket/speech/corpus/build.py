@@ -18,7 +18,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -28,66 +28,23 @@ from typing import Any, Final
 
 import numpy as np
 import soundfile
-from scipy.signal import fftconvolve, firwin, resample_poly
+from scipy.signal import firwin, resample_poly
 
-from hocket.errors import require
 from hocket.parallel import chunks, default_jobs, ordered_map
 from hocket.progress import progress
-from hocket.speech.corpus import acoustics, digits, espeak
+from hocket.speech.corpus import acoustics, espeak
 from hocket.speech.corpus.acoustics import Signal
+from hocket.speech.corpus.options import NUM_NOISES, SENTENCES, SPLITS, CorpusOptions
+from hocket.speech.corpus.recording import NOISE_LEVEL, Microphone
 from hocket.speech.errors import SpeechError
 
-SPLITS: Final = ("train", "dev", "test")
 SHARE: Final = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the voices
-NUM_NOISES: Final = {"train": 24, "dev": 8, "test": 8}
-NUM_ROOMS: Final = {"train": 40, "dev": 12, "test": 12}
 NOISE_S: Final = 12.0
 BABBLE_EVERY: Final = 3  # every third noise recording is babble
 SPEAKER_S: Final = 20.0  # of speech by one speaker, unless voices run out
 GROUP: Final = 8  # speakers of one job: a fresh process costs as much as several seconds of speech
-ROOM_SHARE: Final = 0.7  # of the utterances, the rest were said close to the microphone
 COMMA_SHARE: Final = 0.15  # of the gaps between words: a pause
-NOISE_LEVEL: Final = 3000.0
 STOPS: Final = frozenset(["p", "t", "k", "b", "d", "g", "t[", "tS", "dZ"])
-FLOOR: Final = 3.0  # of the microphone itself, in int16 steps: no recording is silent to the bit
-
-Sentence = Callable[[np.random.Generator], list[str]]
-SENTENCES: Final[dict[str, Sentence]] = {"digits": digits.sentence}
-
-
-@dataclass(frozen=True)
-class CorpusOptions:
-    """What decides a corpus; all of it is in corpus.json."""
-
-    kind: str
-    hours: float  # of training speech
-    held_out_hours: float | None = None  # of dev and of test; unset: a tenth, at least 0.1
-    snr_db: tuple[float, float] | None = (5.0, 20.0)  # None: neither noise nor rooms
-    sample_rate: int = 16000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.kind in SENTENCES, f"no corpus {self.kind!r}: there is {', '.join(SENTENCES)}")
-        require(0 < self.hours <= 1000, f"--hours must be above 0, not {self.hours:g}")
-        require(
-            self.held_out_hours is None or self.held_out_hours > 0,
-            "--held-out-hours must be above 0",
-        )
-        require(
-            self.sample_rate in (8000, 16000),
-            f"--sample-rate must be 8000 or 16000, not {self.sample_rate}",
-        )
-        require(self.seed >= 0, f"--seed must be at least 0, not {self.seed}")
-        if self.snr_db is not None:
-            low, high = self.snr_db
-            require(low <= high, f"--snr {low:g}:{high:g} runs backwards: give {high:g}:{low:g}")
-            require(low >= -30 and high <= 100, "--snr is in dB and lies between -30 and 100")
-
-    def split_s(self, split: str) -> float:
-        """Return how many seconds of speech a split has."""
-        if split == "train":
-            return 3600 * self.hours
-        return 3600 * (self.held_out_hours or max(0.1 * self.hours, 0.1))
 
 
 @dataclass(frozen=True)
@@ -274,52 +231,6 @@ def _speaker(
         )
         seconds += duration
     return {"speaker": asdict(speaker), "utterances": utterances, "seconds": seconds}
-
-
-@lru_cache
-def _recorded_noise(folder: Path) -> list[tuple[str, Signal]]:
-    return [
-        (path.stem, soundfile.read(path, dtype="int16")[0] / NOISE_LEVEL)
-        for path in sorted(folder.glob("*.wav"))
-    ]
-
-
-class Microphone:
-    """Puts speech into a room of its split, adds noise of its split, sets the level."""
-
-    def __init__(self, options: CorpusOptions, split: str, root: Path) -> None:
-        self._options, self._split = options, split
-        self._noises: list[tuple[str, Signal]] = []
-        if options.snr_db is not None:
-            self._noises = _recorded_noise(root / "noise" / split)
-
-    def record(
-        self, rng: np.random.Generator, signal: Signal
-    ) -> tuple[np.ndarray[Any, np.dtype[np.int16]], dict[str, Any]]:
-        """Return the samples a microphone would have given, and how they came about."""
-        peak = float(rng.uniform(0.1, 0.8))
-        if self._options.snr_db is None:
-            facts: dict[str, Any] = {"noise": None, "snr_db": None, "room": None}
-            return self._digitised(rng, signal, peak), facts
-        number = None
-        if rng.random() < ROOM_SHARE:
-            number = int(rng.integers(NUM_ROOMS[self._split]))
-            key = [self._options.seed, 4, SPLITS.index(self._split), number]
-            response = acoustics.room(np.random.default_rng(key), self._options.sample_rate)
-            signal = fftconvolve(signal, response)[: len(signal)]
-        name, noise = self._noises[int(rng.integers(len(self._noises)))]
-        start = int(rng.integers(len(noise)))
-        piece = noise.take(np.arange(start, start + len(signal)), mode="wrap")
-        snr_db = float(rng.uniform(*self._options.snr_db))
-        mixed = acoustics.add_noise(signal, piece, snr_db)
-        facts = {"noise": name, "snr_db": round(snr_db, 2), "room": number}
-        return self._digitised(rng, mixed, peak), facts
-
-    def _digitised(
-        self, rng: np.random.Generator, signal: Signal, peak: float
-    ) -> np.ndarray[Any, np.dtype[np.int16]]:
-        scaled = acoustics.set_peak(signal, peak) + rng.normal(size=len(signal)) * FLOOR
-        return np.rint(scaled).astype(np.int16)
 
 
 # ---------------------------------------------------------------------------- the whole

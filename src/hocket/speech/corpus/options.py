@@ -1,0 +1,54 @@
+"""What decides a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hocket.errors import require
+from hocket.speech.corpus import digits
+
+SPLITS: Final = ("train", "dev", "test")
+NUM_NOISES: Final = {"train": 24, "dev": 8, "test": 8}
+NUM_ROOMS: Final = {"train": 40, "dev": 12, "test": 12}
+
+Sentence = Callable[[np.random.Generator], list[str]]
+SENTENCES: Final[dict[str, Sentence]] = {"digits": digits.sentence}
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """What decides a corpus; all of it is in corpus.json."""
+
+    kind: str
+    hours: float  # of training speech
+    held_out_hours: float | None = None  # of dev and of test; unset: a tenth, at least 0.1
+    snr_db: tuple[float, float] | None = (5.0, 20.0)  # None: neither noise nor rooms
+    sample_rate: int = 16000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.kind in SENTENCES, f"no corpus {self.kind!r}: there is {', '.join(SENTENCES)}")
+        require(0 < self.hours <= 1000, f"--hours must be above 0, not {self.hours:g}")
+        require(
+            self.held_out_hours is None or self.held_out_hours > 0,
+            "--held-out-hours must be above 0",
+        )
+        require(
+            self.sample_rate in (8000, 16000),
+            f"--sample-rate must be 8000 or 16000, not {self.sample_rate}",
+        )
+        require(self.seed >= 0, f"--seed must be at least 0, not {self.seed}")
+        if self.snr_db is not None:
+            low, high = self.snr_db
+            require(low <= high, f"--snr {low:g}:{high:g} runs backwards: give {high:g}:{low:g}")
+            require(low >= -30 and high <= 100, "--snr is in dB and lies between -30 and 100")
+
+    def split_s(self, split: str) -> float:
+        """Return how many seconds of speech a split has."""
+        if split == "train":
+            return 3600 * self.hours
+        return 3600 * (self.held_out_hours or max(0.1 * self.hours, 0.1))
