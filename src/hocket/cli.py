@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -15,15 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hocket import api, cli_speech, config
+from hocket import api, cli_listing, cli_speech, config
 from hocket.api import Result
-from hocket.errors import ConfigError, HocketError, nearest, require
+from hocket.errors import ConfigError, HocketError, require
 from hocket.report import page
 from hocket.report.runs import read_run
 from hocket.runtime import rundir
 from hocket.runtime.cost import Cluster
-from hocket.strategies import STRATEGIES
-from hocket.strategy import Strategy
 
 STOPPED = 130  # as a shell reports Ctrl-C
 
@@ -297,72 +294,6 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1000**power:.1f} {units[power]}"
 
 
-def _strategies(args: argparse.Namespace) -> int:
-    chosen = STRATEGIES
-    if args.name is not None:
-        config.choose(STRATEGIES, {"name": args.name}, "strategy", "")
-        chosen = {args.name: STRATEGIES[args.name]}
-    if args.json:
-        print(json.dumps([describe(c) for c in chosen.values()], indent=1))
-        return 0
-    console = Console()
-    if args.name is not None:
-        print(sys.modules[chosen[args.name].__module__].__doc__)
-    table = Table()
-    for heading in ("strategy", "what it does", "parameters (defaults)", "gain at P", "paper"):
-        table.add_column(heading, overflow="fold")
-    for cls in chosen.values():
-        facts = describe(cls)
-        parameters = ", ".join(f"{p['name']}={p['default']}" for p in facts["parameters"])
-        table.add_row(
-            facts["name"], facts["summary"], parameters or "-", facts["gain"], facts["paper"]
-        )
-    console.print(table)
-    return 0
-
-
-def describe(cls: type[Strategy]) -> dict[str, Any]:
-    """Return the facts of one strategy."""
-    default = cls()
-    gain = default.gain(8) if cls.max_learners != 1 else 1.0
-    return {
-        "name": cls.name,
-        "summary": cls.summary,
-        "paper": cls.paper,
-        "synchronous": cls.synchronous,
-        "commits_when": cls.commits_when,
-        "evaluates": cls.evaluates,
-        "max_learners": cls.max_learners,
-        "needs_even_world": cls.needs_even_world,
-        "gain": "1" if gain == 1 else ("1/P" if gain == 1 / 8 else f"{gain:g} at P=8"),
-        "parameters": [
-            {"name": f.name, "type": str(f.type), "default": getattr(default, f.name)}
-            for f in dataclasses.fields(cls)
-        ],
-    }
-
-
-def _options(args: argparse.Namespace) -> int:
-    tables = config.options()
-    if args.table is not None and args.table not in tables:
-        raise ConfigError(
-            f"table {args.table!r} is not known.{nearest(args.table, tables)} "
-            f"There are: {', '.join(tables)}"
-        )
-    for table, kinds in tables.items():
-        if args.table not in (None, table):
-            continue
-        for name, keys in kinds.items():
-            section = name.replace("[[", "[[cluster.") if name.startswith("[[") else f"[{table}]"
-            print(f"\n{section}" + (f'  name = "{name}"' if name and "[" not in name else ""))
-            for key, (kind, default) in keys.items():
-                if dataclasses.is_dataclass(default) or isinstance(default, tuple):
-                    continue  # a table of its own
-                shown = "(unset)" if default is None else json.dumps(default)
-                print(f"  {key} = {shown}  # {kind}")
-    return 0
-
-
 def _report(args: argparse.Namespace) -> int:
     records = [read_run(path) for path in args.runs]
     page.write_page(args.out, args.title, records, target_loss=args.target_loss)
@@ -387,8 +318,13 @@ def _demo(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors a user can mend are printed without a traceback."""
     args = parser().parse_args(argv)
-    run = {"train": _train, "simulate": _simulate, "strategies": _strategies, "demo": _demo}
-    run |= {"options": _options, "report": _report, **cli_speech.COMMANDS}
+    run = {
+        "train": _train,
+        "simulate": _simulate,
+        "strategies": cli_listing.strategies,
+        "demo": _demo,
+    }
+    run |= {"options": cli_listing.options, "report": _report, **cli_speech.COMMANDS}
     try:
         return run[args.command](args)
     except HocketError as error:
