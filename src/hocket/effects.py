@@ -162,7 +162,10 @@ class Broadcast(Effect[Flat]):
 
 @dataclass(slots=True, eq=False)
 class AllToAll(Effect[list[Flat]]):
-    """Stripe s of every member goes to member s; the answer is in the order of the members."""
+    """Stripe s of every member goes to member s; the answer is in the order of the members.
+
+    After a loss a stripe keeps its owner; the answer has the stripes of those who live.
+    """
 
     stripes: list[Flat]
     group: Group | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from hocket.effects import AllReduce, Grad
 from hocket.flat import Flat
 from hocket.learner import Learner
@@ -33,6 +35,32 @@ class DelayByOne(Strategy):
             mean = await averaging
             state.params.copy_(mean.value)
             me.step_(state.params, grad, state.optimizer)
+            await me.commit()
+        return state
+
+
+@dataclass(frozen=True)
+class Striped(Strategy):
+    """Synchronous SGD by exchanging stripes of the gradient, as the 1-bit codec will."""
+
+    name: ClassVar[str] = "striped"
+    paper: ClassVar[str] = "Seide et al. 2014"
+    summary: ClassVar[str] = "test"
+    commits_when: ClassVar[str] = "the step is applied"
+    synchronous: ClassVar[bool] = True
+
+    def gain(self, num_learners: int) -> float:
+        return 1.0 / num_learners
+
+    async def run(self, me: Learner, state: State) -> State:
+        while (await me.boundary(state)).go_on:
+            grad = await me.gradient(state.params)
+            stripes = list(grad.vector.chunk(me.size))
+            mine = torch.stack(await me.all_to_all(stripes)).mean(0)
+            whole = torch.zeros_like(grad.vector)
+            whole.chunk(me.size)[me.rank].copy_(mine)
+            mean = await me.allreduce(whole, weight=1.0)
+            state.params.add_(mean.value, alpha=-me.lr)
             await me.commit()
         return state
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.runs import OPTIONS, same_model, simulated
-from helpers.strategies import DelayByOne, PushPull
+from helpers.strategies import DelayByOne, PushPull, Striped
 from helpers.tasks import Forking, Quadratic, Slow, WithBuffers
 
 from hocket import SGD, AllReduceSGD, Cluster, Constant, Death, Host, KStep, Result, api
@@ -53,7 +53,7 @@ def run(
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "sockets"])
-@pytest.mark.parametrize("strategy", [*STRATEGIES, DelayByOne()], ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", [*STRATEGIES, DelayByOne(), Striped()], ids=lambda s: s.name)
 def test_a_death_at_a_draw_gives_the_same_model_as_in_the_simulator(
     strategy: Any, transport: str
 ) -> None:

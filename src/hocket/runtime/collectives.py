@@ -83,7 +83,9 @@ def answer(members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int,
         return [value.clone() for _ in posts], value.numel() * 4, 1.0
     if isinstance(effect, AllToAll):
         stripes = [p.effect.stripes for p in posts]
-        exchanged = [[row[i].clone() for row in stripes] for i in range(len(posts))]
+        group = effect.group or tuple(range(len(effect.stripes)))
+        places = [group.index(rank) for rank in members]  # a stripe keeps its owner after a loss
+        exchanged = [[row[i].clone() for row in stripes] for i in places]
         return exchanged, num_bytes(stripes[0]), 1.0
     if isinstance(effect, Evaluate):
         return [scores([p.value for p in posts])] * len(posts), 0, 0.0
