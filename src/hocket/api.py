@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hocket import config, results
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment
 from hocket.optim import Optimizer, Schedule
 from hocket.results import LearnerReport, Result
@@ -204,6 +204,11 @@ def run_simulated(
     progress: bool = True,
 ) -> Result:
     """Run an experiment in the simulator."""
+    require(
+        experiment.options.on_loss != "stop",
+        "runtime.on_loss = 'stop' cannot take effect in the simulator: leave the deaths out of the "
+        "cluster instead",
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(experiment.options.threads)
     total = experiment.pool().total_frames

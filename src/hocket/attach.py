@@ -86,8 +86,14 @@ class UsersOptimizer(Optimizer):
 
 
 def _is_own(grad: Flat | Parts, trained: list[nn.Parameter]) -> bool:
-    """True if these are the very gradients that `backward` left, so nothing need be copied."""
+    """True if these are the very gradients that `backward` left, so nothing need be copied.
+
+    A learner that has left its loop may have none at all, while a mean gradient has, by chance, as
+    many pieces as the model has parameters.
+    """
     if not isinstance(grad, Parts) or len(grad.pieces) != len(trained):
+        return False
+    if all(p.grad is None for p in trained):
         return False
     return all(
         p.grad is None or p.grad.data_ptr() == piece.data_ptr()
@@ -270,7 +276,7 @@ def attach(
     )
     experiment = Experiment(
         OwnLoop(model),
-        _strategy(strategy, size),
+        _strategy(strategy),
         rule,
         Constant(epochs=1, lr_compensation="full" if lr == "sequential" else "none"),
         options=RuntimeOptions(
@@ -288,7 +294,7 @@ def attach(
     return Attached(runtime_, model, optimizer)
 
 
-def _strategy(given: Strategy | str | Mapping[str, Any], size: int) -> Strategy:
+def _strategy(given: Strategy | str | Mapping[str, Any]) -> Strategy:
     if isinstance(given, Strategy):
         return given
     table = {"name": given} if isinstance(given, str) else given

@@ -14,12 +14,27 @@ from typing import Any
 import torch
 
 import hocket
-from helpers.strategies import DelayByOne, PushPull
+from helpers.strategies import DelayByOne, PushPull, Striped
 from helpers.tasks import acoustic
 from hocket.experiment import Experiment
+from hocket.learner import Learner
 from hocket.runtime.faults import Fault
+from hocket.strategy import State
 
-OWN = {"delay-by-one": DelayByOne(), "push-pull": PushPull()}
+
+class StripesOnly(Striped):
+    """A strategy whose only collective carries no news of who is still at work."""
+
+    async def run(self, me: Learner, state: State) -> State:
+        while (await me.boundary(state)).go_on:
+            grad = await me.gradient(state.params)
+            stripes = await me.all_to_all(list(grad.vector.chunk(me.size)))
+            state.params.add_(torch.cat(stripes).mean(), alpha=-0.01)
+            await me.commit()
+        return state
+
+
+OWN = {"delay-by-one": DelayByOne(), "push-pull": PushPull(), "stripes": StripesOnly()}
 
 
 def task() -> Any:
@@ -81,6 +96,25 @@ def learner(rank: int, size: int, port: int, out: Path, options: dict[str, Any])
     """Run one learner as a launcher would have started it."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "HOCKET_STORE": f"127.0.0.1:{port}"}
     main(out, options)
+
+
+def linear(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
+    """The smallest loop: one layer, gradients cleared at the end of a step, rank 0 the master."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.pop("HOCKET_STORE", None)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    faults = tuple(Fault(**f) for f in options.get("faults", []))
+    strategy = OWN.get(options["strategy"], options["strategy"])
+    with hocket.attach(model, optimizer, strategy=strategy, faults=faults, timeout_s=60.0) as dist:
+        for number in range(options["steps"][rank]):
+            model(torch.full((4, 16), number + 1.0)).square().mean().backward()
+            dist.step(4)
+            optimizer.zero_grad()
+    torch.save(model.state_dict(), out / f"model-{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,7 +125,8 @@ class World:
         if frame is None:
             self.peers[to].lose(source)
         else:
-            self.peers[to].circle.take(frame)
+            with suppress(DiedError):  # an answer may be the last thing it does
+                self.peers[to].circle.take(frame)
 
     def _advance(self, peer: Peer) -> None:
         assert peer.running is not None

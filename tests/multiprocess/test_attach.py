@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +156,26 @@ def launch(out: Path, learners: int, **options: Any) -> list[int | None]:
     return codes
 
 
+def launch_linear(out: Path, steps: list[int], **options: Any) -> None:
+    """Run the smallest loop; whoever has the first rank serves the store."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hocket.runtime.learner_process"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = [
+        context.Process(
+            target=attached.linear, args=(r, len(steps), port, out, {"steps": steps, **options})
+        )
+        for r in range(len(steps))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    doomed = {fault["rank"] for fault in options.get("faults", [])}
+    assert [p.exitcode for p in processes] == [-9 if r in doomed else 0 for r in range(len(steps))]
+
+
 def models(out: Path) -> list[dict[str, torch.Tensor]]:
     return [torch.load(p, weights_only=True) for p in sorted(out.glob("model-*.pt"))]
 
@@ -205,6 +226,27 @@ def test_whoever_has_fewer_steps_answers_with_weight_0(tmp_path: Path) -> None:
     assert same(one, other)
     for key, value in model.state_dict().items():
         torch.testing.assert_close(one[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_learner_that_has_left_steps_with_the_mean_though_it_has_no_gradients(
+    tmp_path: Path,
+) -> None:
+    """As many parameters as learners, and gradients cleared when the loop ends."""
+    launch_linear(tmp_path, [6, 2], strategy="allreduce")
+    one, other = models(tmp_path)
+    assert same(one, other)
+
+
+def test_a_strategy_that_only_exchanges_stripes_ends_with_the_last_loop(tmp_path: Path) -> None:
+    launch_linear(tmp_path, [5, 3], strategy="stripes")
+    assert len(models(tmp_path)) == 2
+
+
+def test_the_death_of_the_first_rank_does_not_stop_the_others(tmp_path: Path) -> None:
+    """It served the store in which the others met."""
+    launch_linear(tmp_path, [6] * 3, strategy="allreduce", faults=[{"rank": 0, "at_draw": 3}])
+    one, other = models(tmp_path)
+    assert same(one, other)
 
 
 def test_saved_and_loaded_it_goes_on_as_before(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ for everybody's. Two rules make a death harmless:
    the same set, they have agreed on the *view*: a collective that any of them has completed counts
    for all of them as it was; if nobody has, it is held anew among those who live.
 
+A member that is not holding a collective of the group answers a report at once: it may be waiting
+for the one who asks, in another group.
+
 Frames carry the view they belong to, so what a lost learner may still send counts no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
@@ -94,6 +97,8 @@ class Circle:
         self._furthest = 0  # completed by any survivor, as reported when the view was agreed
         self._frames: dict[tuple[int, int, int], dict[int, Frame]] = {}
         self._reports: dict[int, tuple[Ranks, int]] = {}
+        self._told: dict[int, tuple[Ranks, int]] = {}
+        self._held = False
 
     @property
     def living(self) -> Ranks:
@@ -112,6 +117,10 @@ class Circle:
             self._reports[frame.source] = lost, frame.number
             for rank in lost:
                 self._peers.lose(rank)
+            if not self._held:  # answer at once: that one may be all we are waiting for elsewhere
+                news = self._known_lost(), self.completed
+                if self._told.get(frame.source) != news:  # but never answer an answer
+                    self._report(news[0], [frame.source])
         elif frame.number > self.completed:
             place = (frame.number, frame.view, frame.phase)
             self._frames.setdefault(place, {})[frame.source] = frame
@@ -121,6 +130,7 @@ class Circle:
     def hold(self, operation: Operation[T]) -> Generator[None, None, T]:
         """Hold the next collective; stops wherever it must wait for something to come."""
         number = self.completed + 1
+        self._held = True
         while True:
             if self._known_lost() != self._view:
                 yield from self._agree()
@@ -129,6 +139,7 @@ class Circle:
             if (yield from self._go_through(operation, number)):
                 break
         self.completed = number
+        self._held = False
         for place in [p for p in self._frames if p[0] <= number]:
             for frame in self._frames.pop(place).values():
                 frame.drop()
@@ -157,15 +168,19 @@ class Circle:
                 operation.receives(phase, come)
         return True
 
+    def _report(self, lost: Ranks, to: Iterable[int]) -> None:
+        body = np.array(lost, dtype=np.int64).tobytes()
+        for rank in to:
+            self._told[rank] = lost, self.completed
+            frame = Frame(REPORT, self.name, self.completed, 0, 0, self._peers.rank, body)
+            self._peers.send(rank, frame)
+
     def _agree(self) -> Generator[None, None, None]:
         """Report and wait until all survivors report the same set of the lost."""
         while True:
             lost = self._known_lost()
             others = [r for r in self.members if r not in lost and r != self._peers.rank]
-            body = np.array(lost, dtype=np.int64).tobytes()
-            report = Frame(REPORT, self.name, self.completed, 0, 0, self._peers.rank, body)
-            for to in others:
-                self._peers.send(to, report)
+            self._report(lost, others)
             while self._known_lost() == lost:
                 late = [r for r in others if self._reports.get(r, ((), 0))[0] != lost]
                 if not late:

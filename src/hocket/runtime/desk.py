@@ -66,6 +66,7 @@ class Note:
     members: tuple[int, ...]  # who took part
     tally: Tally  # what they have learnt since the last one
     stop: bool  # does anybody want to stop?
+    rode: bool = True  # False: tally and stop did not travel with this collective
 
 
 class Desk:

@@ -90,7 +90,7 @@ class Exchange:
         return self._groups[ranks]
 
     def _take(self, frame: Frame) -> None:
-        for group in self._groups.values():
+        for group in list(self._groups.values()):  # the loop may open another meanwhile
             if group.circle.name == frame.group:
                 group.circle.take(frame)
                 return
@@ -232,4 +232,4 @@ def _note(members: Ranks, rows: list[list[float]]) -> Note:
 
 
 def _present(operation: Collective) -> Note:
-    return Note(operation.members, Tally(), False)
+    return Note(operation.members, Tally(), False, rode=False)

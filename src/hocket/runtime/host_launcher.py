@@ -77,6 +77,10 @@ class Head(HostLauncher):
                     time_s = self.now_s()
                     reason = f"host {number} gave no sign of life"
                     self._lost(remote, Loss(remote.rank, time_s, reason, Books()))
+                    if not self.experiment.goes_on_without or not self.anybody_left():
+                        raise LearnerFailedError(
+                            f"rank {remote.rank} is lost: {reason}. Continue with --resume"
+                        )
 
     def _heard(self, kind: str, rank: int, body: Any) -> None:
         if kind == "event":

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hocket.errors import HocketError
 from hocket.runtime.packing import Buffer
 
 _HEAD = struct.Struct("<BBHIQQQQ")  # kind, phase, -, source, group, number, view, length
@@ -132,15 +133,20 @@ class LocalLink:
         frames: list[Frame] = []
         while True:
             try:
-                data, rights, _, _ = self._socket.recvmsg(
+                data, rights, flags, _ = self._socket.recvmsg(
                     _HEAD.size + MAX_LOCAL_BODY, socket.CMSG_SPACE(4), _CLOEXEC
                 )
             except BlockingIOError:
                 return frames
             except OSError:
-                data, rights = b"", []
+                data, rights, flags = b"", [], 0
             if not data:
                 return frames or None  # what came before the end counts; the end is read again
+            if flags & socket.MSG_CTRUNC:
+                raise HocketError(
+                    "a descriptor of shared memory could not be received: too many files are open "
+                    "in this process. Close some, or raise the limit (ulimit -n)"
+                )
             frame, length = _parse(data)
             frame.body = memoryview(data)[_HEAD.size : _HEAD.size + length]
             for level, kind, raw in rights:
@@ -162,7 +168,7 @@ class RemoteLink:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
-            _notice_a_vanished_host(connection)
+            notice_a_vanished_host(connection)
         self.socket = self._socket = connection
         self._kept: deque[memoryview] = deque()
         self._head = bytearray()
@@ -254,7 +260,8 @@ def close_after_fork(sockets: Callable[[], Iterable[socket.socket]]) -> None:
     os.register_at_fork(after_in_child=close)
 
 
-def _notice_a_vanished_host(connection: socket.socket) -> None:
+def notice_a_vanished_host(connection: socket.socket) -> None:
+    """Let a TCP connection end when the other host answers nothing for `VANISHED_S`."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):

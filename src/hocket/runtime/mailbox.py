@@ -25,7 +25,7 @@ import torch
 
 from hocket.effects import Message
 from hocket.errors import WaitTimeoutError
-from hocket.runtime.links import close_after_fork, local_name
+from hocket.runtime.links import close_after_fork, local_name, notice_a_vanished_host
 from hocket.runtime.packing import Buffer, from_buffer, to_parts
 from hocket.runtime.transport import Store
 
@@ -85,6 +85,7 @@ class Mailbox:
             self._listeners.append(self._listen_nearby())
         self._wake_r, self._wake_w = socket.socketpair()
         self._closed = False
+        self._incoming: list[socket.socket] = []
         for one in (*self._listeners, self._wake_r):
             self._selector.register(one, selectors.EVENT_READ, None)
         port = self._listeners[0].getsockname()[1]
@@ -93,7 +94,7 @@ class Mailbox:
         self._thread.start()
         # To everybody, at once: whoever waits for a message must see its sender die.
         self._outgoing = {to: self._connect(store, to) for to in range(size) if to != rank}
-        close_after_fork(lambda: self._outgoing.values())
+        close_after_fork(lambda: [*self._outgoing.values(), *self._incoming])
 
     def _name(self, rank: int) -> str:
         return local_name("mail", self._token, rank)
@@ -112,7 +113,7 @@ class Mailbox:
             connection.connect(self._name(to))
         else:
             connection = socket.create_connection((host, int(port)), timeout=self._timeout_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_a_vanished_host(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         connection.sendall(_HELLO.pack(self._rank, self._token))
         return connection
@@ -155,6 +156,9 @@ class Mailbox:
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
+        if connection.family != socket.AF_UNIX:
+            notice_a_vanished_host(connection)
+        self._incoming.append(connection)
         self._selector.register(connection, selectors.EVENT_READ, _Stream())
 
     def _read(self, connection: socket.socket, stream: _Stream) -> None:

@@ -8,6 +8,7 @@ which host is found out here, not configured.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -32,6 +33,18 @@ from hocket.runtime.links import (
 from hocket.runtime.transport import Store
 
 _HELLO = struct.Struct("<q16s")  # rank, token of the run
+GONE = frozenset(
+    getattr(errno, name)
+    for name in [
+        "EPIPE",
+        "ECONNRESET",
+        "ECONNABORTED",
+        "ENOTCONN",
+        "ETIMEDOUT",
+        "EHOSTUNREACH",
+        "ENETUNREACH",
+    ]
+)
 _POLL_S = 0.5  # between two looks at the limit
 
 
@@ -167,8 +180,10 @@ class Mesh:
         try:
             if not self._links[to].send(frame):
                 self._poll.modify(self._links[to].fileno(), select.POLLIN | select.POLLOUT)
-        except OSError:  # seen in the next look, after what it had sent before it died
-            self._dead.append(to)
+        except OSError as error:
+            if error.errno not in GONE:  # our own trouble (no descriptors left): not its death
+                raise
+            self._dead.append(to)  # seen in the next look, after what it had sent before it died
 
     def lose(self, rank: int) -> None:
         """Take note that a learner is lost, and hear no more of it."""

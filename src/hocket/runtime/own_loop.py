@@ -123,7 +123,7 @@ class LoopDesk(Desk):
         pool = Pool(experiment.task, epochs=1, seed=0)
         super().__init__(experiment, pool, rank, LoopLedger(), worker_state, lambda event: None)  # type: ignore[arg-type]
         self.stop_wanted = True  # rides along with collectives; here it means: still at work
-        self.anybody_at_work = True
+        self.anybody_at_work: bool | None = None  # not heard since the last boundary
 
     def rate(self) -> float:
         """Return the factor on the user's own rate."""
@@ -136,7 +136,8 @@ class LoopDesk(Desk):
     def took_part(self, note: Note) -> None:
         """Enter who took part, and whether any of them is still at work."""
         self.alive = note.members
-        self.anybody_at_work = note.stop
+        if note.rode:
+            self.anybody_at_work = note.stop
 
 
 class LoopRuntime(Trampoline):
@@ -242,7 +243,11 @@ class LoopRuntime(Trampoline):
         self._pump()
 
     def _answer(self, grad: Grad) -> None:
-        assert self._wanted is not None
+        if self._wanted is None:
+            raise ContractError(
+                f"strategy {self._experiment.strategy.name!r} has ended, but the loop goes on: it "
+                "must loop `while (await me.boundary(state)).go_on:`"
+            )
         effect, deliver = self._wanted
         self._wanted = None
         self.steps_since_boundary += 1
@@ -257,8 +262,8 @@ class LoopRuntime(Trampoline):
     def leave(self) -> tuple[Flat, dict[str, torch.Tensor]]:
         """Answer the others until all have left; return the final model and its buffers."""
         self._desk.stop_wanted = False
-        if self._store is not None:
-            self._store.add(f"left/{self.rank}", 1)
+        if self._store is not None and not self._experiment.strategy.synchronous:
+            self._store.add(f"left/{self.rank}", 1)  # others learn it from collectives
         while self._ended is None:
             if self._wanted is not None:
                 if self.concurrent:
@@ -346,7 +351,11 @@ class LoopRuntime(Trampoline):
         self.steps_since_boundary = 0
         go_on = self._desk.stop_wanted
         if self._exchange is not None and self._experiment.strategy.synchronous:
-            go_on = self._desk.anybody_at_work
+            if self._desk.anybody_at_work is None and self._desk.books.draws:
+                # No collective of all since the last boundary carried the news: ask.
+                await AllReduce(torch.zeros(1), weight=1.0)
+            go_on = self._desk.anybody_at_work is not False
+            self._desk.anybody_at_work = None
         elif self._store is not None:
             living = set(range(self.size)) - self._letters.inbox.lost
             go_on = any(not self._store.add(f"left/{rank}", 0) for rank in living)
