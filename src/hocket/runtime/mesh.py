@@ -33,18 +33,9 @@ from hocket.runtime.links import (
 from hocket.runtime.transport import Store
 
 _HELLO = struct.Struct("<q16s")  # rank, token of the run
-GONE = frozenset(
-    getattr(errno, name)
-    for name in [
-        "EPIPE",
-        "ECONNRESET",
-        "ECONNABORTED",
-        "ENOTCONN",
-        "ETIMEDOUT",
-        "EHOSTUNREACH",
-        "ENETUNREACH",
-    ]
-)
+# What a socket says when the other end is no more.
+_ENDED = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN)
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _POLL_S = 0.5  # between two looks at the limit
 
 
@@ -181,8 +172,8 @@ class Mesh:
             if not self._links[to].send(frame):
                 self._poll.modify(self._links[to].fileno(), select.POLLIN | select.POLLOUT)
         except OSError as error:
-            if error.errno not in GONE:  # our own trouble (no descriptors left): not its death
-                raise
+            if error.errno not in (*_ENDED, *_UNREACHABLE):
+                raise  # our own trouble (no descriptors left), not its death
             self._dead.append(to)  # seen in the next look, after what it had sent before it died
 
     def lose(self, rank: int) -> None:
