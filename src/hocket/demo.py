@@ -27,10 +27,11 @@ from hocket.speech.task import SpeechTask
 
 CORPUS = CorpusOptions("digits", hours=0.7, held_out_hours=0.1, snr_db=(5.0, 20.0))
 PREPARE = PrepareOptions(lm_order=2, gmm=GMMOptions(senones=150))
-MODEL = DNN(layers=3, width=256)
+CONTEXT = 7  # frames on each side
+MODEL = DNN(layers=3, width=256, dropout=0.15)
 OPTIMIZER = SGD(lr=0.5)
-SCHEDULE = Exponential(epochs=4, final_factor=0.03)
-TARGET_LOSS = 2.15
+SCHEDULE = Exponential(epochs=5, final_factor=0.03)
+TARGET_LOSS = 1.9
 RUNS = (("sequential", 1), ("kstep", 2))
 
 
@@ -65,8 +66,8 @@ def run(out: Path) -> int:
         f"Connected digits by espeak-ng in rooms and noise ({_range(CORPUS.snr_db)} dB): "
         f"{facts['train']['hours']:.2f} h by {facts['train']['speakers']} speakers to train, "
         f"{words:,} words by {facts['test']['speakers']} other speakers to test.",
-        f"A network of {MODEL.layers} x {MODEL.width} {MODEL.activation} on 11 frames of 40 filter "
-        f"banks, {SpeechTask(str(experiment)).num_senones} senones; {SCHEDULE.epochs} epochs.",
+        f"A network of {MODEL.layers} x {MODEL.width} {MODEL.activation} on {2 * CONTEXT + 1} frames "
+        f"of 13 cepstra, {_task(experiment).num_senones} senones; {SCHEDULE.epochs} epochs.",
     ]
     page.write_page(
         out / "index.html",
@@ -84,12 +85,16 @@ def _range(values: tuple[float, float] | None) -> str:
     return "no" if values is None else f"{values[0]:g} to {values[1]:g}"
 
 
+def _task(experiment: Path) -> SpeechTask:
+    return SpeechTask(str(experiment.resolve()), features="mfcc", context=CONTEXT, model=MODEL)
+
+
 def _train(experiment: Path, strategy: str, learners: int, out: Path) -> Path:
     folder = out / strategy
     if (folder / "config.json").exists():  # an earlier demo's run, and nothing else
         shutil.rmtree(folder)
     result: Result = api.train(
-        SpeechTask(str(experiment.resolve()), model=MODEL),
+        _task(experiment),
         strategy=strategy,
         learners=learners,
         optimizer=OPTIMIZER,

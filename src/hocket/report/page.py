@@ -108,7 +108,7 @@ def rows(
 def _wer(errors: WordErrors | None) -> str:
     if errors is None:
         return "-"
-    return f"{errors.rate:.1%} [{errors.low:.1%}, {errors.high:.1%}]"
+    return f"{errors.rate:.1%} [{100 * errors.low:.1f}, {100 * errors.high:.1f}]"
 
 
 def _table(runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float | None) -> str:
