@@ -66,7 +66,7 @@ def run(out: Path) -> int:
         f"Connected digits by espeak-ng in rooms and noise ({_range(CORPUS.snr_db)} dB): "
         f"{facts['train']['hours']:.2f} h by {facts['train']['speakers']} speakers to train, "
         f"{words:,} words by {facts['test']['speakers']} other speakers to test.",
-        f"A network of {MODEL.layers} x {MODEL.width} {MODEL.activation} on {2 * CONTEXT + 1} frames "
+        f"A network of {MODEL.layers} x {MODEL.width} {MODEL.activation}, {2 * CONTEXT + 1} frames "
         f"of 13 cepstra, {_task(experiment).num_senones} senones; {SCHEDULE.epochs} epochs.",
     ]
     page.write_page(

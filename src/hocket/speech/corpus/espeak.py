@@ -4,8 +4,9 @@ The library comes with the wheel `espeakng-loader` (the extra `hocket[corpus]`).
 nothing outside `hocket.speech.corpus` imports this module at load time.
 
 The library keeps state that cannot be reset (a phase of its pitch flutter, its noise source), so an
-utterance sounds a little different after another one. Whoever wants the same audio again must speak
-the same list in a fresh process; `build.py` does.
+utterance sounds a little different after another one, and it seeds some of its noise with the time
+of day. So the seed is set here, and whoever wants the same audio again must speak the same list in
+a fresh process; `build.py` does.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class Espeak:
                 f"espeak-ng did not start (code {self.sample_rate}); its data should be in "
                 f"{data}: reinstall with pip install --force-reinstall espeakng-loader"
             )
+        self._library.espeak_ng_SetRandSeed.argtypes = [c.c_long]
+        self._library.espeak_ng_SetRandSeed(1)  # else it is the time of day
         callback = c.CFUNCTYPE(c.c_int, c.POINTER(c.c_short), c.c_int, c.POINTER(_Event))
         self._callback = callback(self._receive)  # kept: the library holds only a pointer
         self._library.espeak_SetSynthCallback(self._callback)
