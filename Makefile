@@ -51,6 +51,7 @@ test-long: setup
 
 bench: setup
 	$(BIN)/python benchmarks/simulator_overhead.py
+	$(BIN)/python benchmarks/speech.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build src/*.egg-info
