@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,34 +16,45 @@ from hocket.runtime import operations
 from hocket.runtime.segment import Segment
 
 
-def mapped(pid: int) -> int:
-    """How many of our segments a process maps."""
+def segments(pid: int) -> set[str]:
+    """The inodes of our segments that a process maps."""
     try:
-        return Path(f"/proc/{pid}/maps").read_text().count("memfd:hocket")
+        rows = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
-        return 0
+        return set()
+    return {row.split()[4] for row in rows if "memfd:hocket" in row}
 
 
-def mapping() -> set[int]:
-    """The processes of this machine that map any."""
-    return {int(p) for p in os.listdir("/proc") if p.isdigit() and mapped(int(p))}
+def sockets(pid: int) -> set[str]:
+    """The inodes of a process's sockets."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            target = os.readlink(link)
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    return found
 
 
 def test_learners_of_one_host_share_memory_and_kill_9_leaves_none(tmp_path: Path) -> None:
-    before = mapping()  # this very process may hold segments of other tests
+    """Looks at this run's own memory and sockets: others may train on the same machine."""
     process = start(tmp_path)
     wait_for(lambda: training(tmp_path))
     below = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
     learners = [p.pid for p in learners_of(process)]
-    assert [mapped(pid) for pid in learners] == [2, 2]  # one's own and the other's
-    files = set(os.listdir("/dev/shm"))
+    assert [len(segments(pid)) for pid in learners] == [2, 2]  # one's own and the other's
+    memory = set().union(*map(segments, learners))
+    connections = set().union(*map(sockets, learners))
+    assert len(memory) == 2
     for pid in [process.pid, *below]:
         os.kill(pid, signal.SIGKILL)
     process.wait(20)
     wait_for(lambda: gone(below), 20)
-    assert mapping() <= before
-    assert "hocket" not in Path("/proc/net/unix").read_text()
-    assert {f for f in set(os.listdir("/dev/shm")) - files if "hocket" in f} == set()
+    everybody = [int(p) for p in os.listdir("/proc") if p.isdigit()]
+    assert not any(segments(pid) & memory for pid in everybody)
+    listed = {row.split()[6] for row in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    assert not listed & connections
+    assert not [f for f in os.listdir("/dev/shm") if "hocket" in f]  # nothing ever has a name
 
 
 def test_another_learners_memory_can_only_be_read() -> None:
