@@ -108,3 +108,13 @@ class FeatureStore:
         x -= shift[utterances][:, None]
         x *= scale[utterances][:, None]
         return x.reshape(len(rows), -1)
+
+    def find(self, frames: Ints, numbers: Ints | None = None) -> tuple[Ints, Ints]:
+        """Turn positions in a row of utterances into (utterance, frame in it).
+
+        The row is all utterances, or those of `numbers`.
+        """
+        chosen = np.arange(len(self)) if numbers is None else numbers
+        ends = np.cumsum(self.frames[chosen])
+        at = np.searchsorted(ends, frames, side="right")
+        return chosen[at], frames - (ends[at] - self.frames[chosen][at])
