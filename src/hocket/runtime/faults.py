@@ -3,7 +3,12 @@
     Fault(rank=2, at_draw=5)                 kill -9 when it has drawn its fifth item
     Fault(rank=2, at_frame=9)                ... when it is about to send its ninth frame: inside a
                                              collective, after some of the others have heard of it
+    Fault(rank=2, at_collective=5)           ... when it is about to begin its fifth collective:
+                                             none of the others hears of it
     Fault(rank=2, at_draw=5, how="freeze")   SIGSTOP: it lives, but does nothing any more
+
+A strategy that forks a collective and then draws may die at that draw before or after the others
+have its contribution; only `at_collective` ends it at a point that is the same in every run.
 
 Used by tests and benchmarks, which assert that every fault has fired. The simulator's planned
 deaths (`hocket.Death`) count draws in the same way, so both worlds can be given the same plan.
@@ -27,12 +32,14 @@ class Fault:
     rank: int
     at_draw: int | None = None
     at_frame: int | None = None
+    at_collective: int | None = None
     how: Literal["kill", "freeze"] = "kill"
 
     def __post_init__(self) -> None:
+        given = [self.at_draw, self.at_frame, self.at_collective]
         require(
-            (self.at_draw is None) != (self.at_frame is None),
-            f"the fault of rank {self.rank} needs either at_draw or at_frame",
+            sum(when is not None for when in given) == 1,
+            f"the fault of rank {self.rank} needs one of at_draw, at_frame and at_collective",
         )
 
     def strike(self) -> None:
@@ -51,6 +58,12 @@ class Fate:
         """Strike if so many items were to be drawn."""
         for fault in self._faults:
             if fault.at_draw == draws:
+                fault.strike()
+
+    def issuing(self, collectives: int) -> None:
+        """Strike if so many collectives were to be issued."""
+        for fault in self._faults:
+            if fault.at_collective == collectives:
                 fault.strike()
 
     def sending(self) -> None:

@@ -176,6 +176,7 @@ class LoopRuntime(Trampoline):
         self._together = Together(
             self._desk, self._worker, self._exchange, self._jobs, lambda kind, began: None
         )
+        self._together.issuing = self._fate.issuing
         initial = self._worker.initial
         if self._exchange is not None:
             initial = self._exchange.first_model(initial)

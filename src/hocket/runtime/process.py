@@ -168,6 +168,7 @@ class ProcessRuntime(Trampoline):
         )
         self._desk.tick = self._show_progress
         self._together = Together(self._desk, self._worker, self._exchange, self._jobs, self._span)
+        self._together.issuing = self._fate.issuing
         self.state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
         if saved is not None:
             self.state, unread = restore(self._desk, self.state, saved, self._worker.layout)

@@ -41,6 +41,7 @@ class Together:
         self._span = span
         self._timeout_s = desk.experiment.options.timeout_s
         self.issued = 0
+        self.issuing: Callable[[int], None] = lambda number: None  # planned faults strike here
 
     @property
     def _others(self) -> Exchange:
@@ -170,6 +171,7 @@ class Together:
         """Hold a collective; what rode along is entered when the answer is handed over."""
         self.issued += 1
         number = self.issued
+        self.issuing(number)
         self._others.take_back()  # here on the loop, where the strategy cannot be using it
 
         def guarded() -> Any:
