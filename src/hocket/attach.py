@@ -270,6 +270,11 @@ def attach(
     require(lr in ("own", "sequential"), f"lr must be 'own' or 'sequential', not {lr!r}")
     unknown = set(runtime) - {"timeout_s", "transport"}
     require(not unknown, f"{sorted(unknown)} cannot take effect in hocket.attach")
+    require(
+        runtime.get("transport") != "torch",
+        "transport = 'torch' cannot take effect in hocket.attach, where the others go on when a "
+        "learner is lost; leave it out",
+    )
     place, size = _place(rank, world_size)
     rule = UsersOptimizer(
         torch_optimizer=optimizer, model=model, scales=isinstance(optimizer, torch.optim.SGD)

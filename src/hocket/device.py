@@ -5,7 +5,8 @@ Everything here but CUDA itself is tested with the CPU; no machine with a GPU wa
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -57,3 +58,29 @@ def move(tree: Any, device: torch.device) -> Any:
     if isinstance(tree, dict):
         return {key: move(child, device) for key, child in tree.items()}
     return tree
+
+
+class Lane:
+    """Where one kind of work runs on a device: a stream of its own on CUDA, nothing on the CPU.
+
+    Work begins once what was issued before it has passed the default stream: it sees all that was
+    written there, and memory it frees is not used again while others still read it. It has ended
+    when the block is left: its results are valid on every stream. Two lanes run side by side.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Do the work of the block here."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.default_stream(self._device))
+        with torch.cuda.stream(self._stream):  # a thread's current device is set with it
+            yield
+        self._stream.synchronize()

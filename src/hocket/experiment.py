@@ -16,7 +16,7 @@ from hocket.strategy import Strategy
 from hocket.task import Task
 
 OnLoss: TypeAlias = Literal["auto", "continue", "stop"]
-Transport: TypeAlias = Literal["auto", "shared_memory", "sockets"]
+Transport: TypeAlias = Literal["auto", "shared_memory", "sockets", "torch"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RuntimeOptions:
     device: DeviceName = "auto"  # CUDA where there is one; untested (docs/gpu.md)
     precision: Precision = "float32"  # bfloat16: autocast; flat vectors stay float32
     deterministic: bool = True  # sums are in rank order, to the bit
-    transport: Transport = "auto"  # shared memory within a host, sockets between hosts
+    transport: Transport = "auto"  # memory within a host, sockets between; torch: NCCL or gloo
     timeout_s: float = 300.0  # limit of every wait for another learner
     on_loss: OnLoss = "auto"  # a learner dies: go on if the strategy is synchronous, or stop
     silence_s: float = 10.0  # a learner that gives no sign of life for so long is lost
@@ -55,12 +55,27 @@ class RuntimeOptions:
         require(
             self.guard_factor > 1, f"runtime.guard_factor must be above 1, not {self.guard_factor}"
         )
-        require(
-            self.deterministic,
-            "runtime.deterministic = false cannot take effect: sums in rank order cost nothing "
-            "more here, so there is no other way; leave it out",
-        )
+        self._check_transport()
         require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
+
+    def _check_transport(self) -> None:
+        if self.transport != "torch":
+            require(
+                self.deterministic,
+                "runtime.deterministic = false cannot take effect: sums in rank order cost nothing "
+                "more here, so there is no other way; leave it out",
+            )
+            return
+        require(
+            not self.deterministic,
+            "runtime.transport = 'torch' adds up in the library's own order, not in rank order: "
+            "set runtime.deterministic = false",
+        )
+        require(
+            self.on_loss == "stop",
+            "runtime.transport = 'torch' cannot go on without a learner that is lost: set "
+            "runtime.on_loss = 'stop', or leave the transport at 'auto'",
+        )
 
 
 @dataclass(frozen=True)

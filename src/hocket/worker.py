@@ -86,6 +86,7 @@ class Worker:
             if not p.requires_grad
         }
         self._has_buffers = any(True for _ in self.model.buffers())
+        self._lane = device.Lane(on)  # gradients run beside communication
         self._bound = 0
         self._state: WorkerState | None = None
 
@@ -107,6 +108,10 @@ class Worker:
 
     def gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
         """Mean gradient over the frames of one drawn item."""
+        with self._lane.work():
+            return self._gradient(params, ticket, state)
+
+    def _gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
         self.bind(params, state)
         self.model.train()
         device.seed(self.device, stable_seed(self.seed, ticket.epoch, ticket.index))

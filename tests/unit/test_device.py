@@ -12,8 +12,10 @@ from helpers.runs import real, same_model, simulated
 from helpers.tasks import Quadratic, acoustic
 from torch import nn
 
-from hocket import SGD, AllReduceSGD, Constant, KStep, Loss, Sequential, Strategy, device
-from hocket.errors import ConfigError, DivergedError
+from hocket import SGD, AllReduceSGD, Constant, KStep, Loss, Sequential, Strategy, api, device
+from hocket.errors import ConfigError, DivergedError, LearnerFailedError
+from hocket.experiment import Experiment, RuntimeOptions
+from hocket.runtime.faults import Fault
 
 LOW: dict[str, Any] = {"precision": "bfloat16", "schedule": Constant(epochs=3)}
 
@@ -84,3 +86,45 @@ def test_a_gradient_that_is_not_finite_is_skipped_by_all_or_by_none(learners: in
 def test_in_float32_such_a_gradient_ends_in_a_clear_error() -> None:
     with pytest.raises(DivergedError, match="nan"):
         simulated(Steep(), AllReduceSGD(), 2, schedule=Constant(epochs=3))
+
+
+# ------------------------------------------------------------------ vectors through torch
+
+
+TORCH: dict[str, Any] = {"transport": "torch", "deterministic": False, "on_loss": "stop"}
+
+
+@pytest.mark.parametrize("learners", [2, 4])
+@pytest.mark.parametrize("strategy", [AllReduceSGD(), KStep(sync_every=2)], ids=lambda s: s.name)
+def test_vectors_may_go_through_torch_distributed(strategy: Strategy, learners: int) -> None:
+    """With gloo here, in NCCL's place: the same mean but for the order of the sum."""
+    task = Quadratic(uneven=True)
+    ours = simulated(task, strategy, learners)
+    theirs = real(task, strategy, learners, **TORCH)
+    assert theirs.frames == ours.frames
+    assert theirs.model.keys() == ours.model.keys()
+    for name, value in theirs.model.items():
+        torch.testing.assert_close(value, ours.model[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("left_out", [("deterministic",), ("on_loss",)])
+def test_what_torch_distributed_cannot_do_is_refused(left_out: tuple[str]) -> None:
+    options = {k: v for k, v in TORCH.items() if k not in left_out}
+    with pytest.raises(ConfigError, match=f"runtime.{left_out[0]} = "):
+        real(Quadratic(), AllReduceSGD(), 2, **options)
+
+
+def test_a_loss_ends_a_run_through_torch_distributed() -> None:
+    """Within the limit of a wait, and by name."""
+    experiment = Experiment(
+        Quadratic(num_items=60),
+        AllReduceSGD(),
+        options=RuntimeOptions(learners=3, timeout_s=20.0, **TORCH),
+    )
+    with pytest.raises(LearnerFailedError, match="rank 1"):
+        api.run_real(experiment, None, progress=False, faults=(Fault(1, at_draw=4),))
+
+
+def test_a_lane_on_the_cpu_changes_nothing() -> None:
+    with device.Lane(torch.device("cpu")).work():
+        assert float(torch.ones(3).sum()) == 3.0

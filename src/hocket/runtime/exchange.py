@@ -17,9 +17,11 @@ import torch
 from hocket.effects import AllReduce, AllToAll, Broadcast, Grad, Mean, Scores
 from hocket.errors import PeerLostError, WaitTimeoutError, require
 from hocket.flat import Flat, Parts
+from hocket.numerics import shares
 from hocket.runtime import collectives, operations
 from hocket.runtime.circle import Circle, Operation, Ranks
 from hocket.runtime.desk import Note
+from hocket.runtime.device_group import DeviceGroup
 from hocket.runtime.links import Frame
 from hocket.runtime.mesh import Mesh
 from hocket.runtime.operations import Collective, Slots
@@ -63,11 +65,13 @@ class Exchange:
         *,
         timeout_s: float,
         agreed: Callable[[Ranks], None] = lambda lost: None,
+        vectors: DeviceGroup | None = None,
     ) -> None:
         self._mesh = mesh
         self._rank = mesh.rank
         self._timeout_s = timeout_s
         self._agreed = agreed
+        self._vectors = vectors  # None: through shared memory and our own sockets
         self._groups: dict[Ranks, _Group] = {}
         self._lent: Grad | None = None  # the last mean gradient, still in shared memory
         self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
@@ -150,9 +154,22 @@ class Exchange:
         self, members: Ranks | None, kind: str, x: Flat | Parts, row: list[float]
     ) -> tuple[Parts, list[list[float]], Ranks]:
         group = self._group(members)
+        if self._vectors is not None and members is None:
+            return self._reduce_on_device(self._vectors, kind, x, row)
         operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
         value, rows = self._hold(group, operation)
         return value, rows, operation.members
+
+    def _reduce_on_device(
+        self, vectors: DeviceGroup, kind: str, x: Flat | Parts, row: list[float]
+    ) -> tuple[Parts, list[list[float]], Ranks]:
+        """Agree on the shares, then let torch.distributed add up."""
+        whole = x.join() if isinstance(x, Parts) else x
+        operation = Collective(self._world.slots, kind, whole.numel(), row)
+        rows: list[list[float]] = self._hold(self._world, operation)
+        share = shares([row[0] for row in rows])[operation.me]
+        total = vectors.weighted_sum(whole, share)
+        return Parts(total.numel(), [(0, total)]), rows, operation.members
 
     def take_back(self) -> None:
         """End the loan of the last mean gradient: others will write to what it looks at."""
@@ -167,6 +184,9 @@ class Exchange:
             effect.root in group.circle.members,
             f"broadcast from rank {effect.root}, not in {group.circle.members}",
         )
+        if self._vectors is not None and effect.group is None:
+            note = self._rows("Broadcast", [])[1]
+            return self._vectors.broadcast(effect.x, effect.root), note
         operation = operations.Broadcast(group.slots, effect.x, effect.root)
         value = self._hold(group, operation)
         if value is None:

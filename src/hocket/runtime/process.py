@@ -24,6 +24,7 @@ from hocket.runtime.checkpoint import Checkpoints, Saved
 from hocket.runtime.children import Vitals
 from hocket.runtime.correspondence import Correspondence, quiet
 from hocket.runtime.desk import Desk, Note
+from hocket.runtime.device_group import DeviceGroup
 from hocket.runtime.exchange import Exchange
 from hocket.runtime.faults import Fate
 from hocket.runtime.internal import Quiet
@@ -76,14 +77,15 @@ class ProcessRuntime(Trampoline):
         self._jobs = Jobs(options.threads, lambda: self.concurrent)
         self._letters = Correspondence(experiment, rank, self._jobs)
         self._fate = fate or Fate((), rank)
-        self._exchange = self._meet(own_address(host)) if self.size > 1 else None
+        on = device.resolve(options.device, rank if local_rank is None else local_rank)
+        self._exchange = self._meet(own_address(host), on) if self.size > 1 else None
         met()
         self._pool = experiment.pool()
         self._worker = Worker(
             experiment.task,
             self._pool,
             options.seed,
-            on=device.resolve(options.device, rank if local_rank is None else local_rank),
+            on=on,
             precision=options.precision,
         )
         self._letters.device = self._worker.device
@@ -98,7 +100,7 @@ class ProcessRuntime(Trampoline):
         self._open(saved)
         self._began = time.monotonic()  # meeting the others and making data are not training
 
-    def _meet(self, address: str) -> Exchange:
+    def _meet(self, address: str, on: torch.device) -> Exchange:
         """Connect to the others, and open a mailbox if the strategy may use it."""
         options, strategy = self._experiment.options, self._experiment.strategy
         token = bytes.fromhex(self._store.get("token"))
@@ -126,7 +128,17 @@ class ProcessRuntime(Trampoline):
             )
             self._letters.open(make, self._mailbox_failed)
         fence = self._fence if mesh.num_hosts > 1 else lambda lost: None
-        return Exchange(mesh, self.size, timeout_s=options.timeout_s, agreed=fence)
+        vectors = None
+        if options.transport == "torch":
+            vectors = DeviceGroup(
+                self._store,
+                self.rank,
+                self.size,
+                device=on,
+                address=address,
+                timeout_s=options.timeout_s,
+            )
+        return Exchange(mesh, self.size, timeout_s=options.timeout_s, agreed=fence, vectors=vectors)
 
     def _fence(self, lost: tuple[int, ...]) -> None:
         """Declare the lost before going on without them, and see whether it is we who are lost.

@@ -1,4 +1,4 @@
-"""The only place that imports `torch.distributed`: the store through which learners meet.
+"""The only place that imports `torch.distributed`: the store where learners meet, and its groups.
 
 Nothing is built from the global state of `init_process_group`: a store, a rank and a size are
 handed in, so that survivors can regroup and another engine can bring its own rendezvous.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed
 
 from hocket.errors import StoreLostError
@@ -38,6 +39,11 @@ class Store:
     def connect(cls, host: str, port: int, timeout_s: float) -> Store:
         """Connect to a store that is being served."""
         return cls(dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s)))
+
+    @property
+    def inner(self) -> Any:
+        """Return torch's own store."""
+        return self._inner
 
     @property
     def port(self) -> int:
@@ -91,6 +97,34 @@ class Store:
                 "has ended or is cut off, so this part of the run ends; --resume continues it"
             ) from error
         return value
+
+
+class ProcessGroup:
+    """One group of torch.distributed, made from what is handed in."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        """Begin a sum in place; `wait()` on what is returned."""
+        return self._inner.allreduce(tensors)
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        """Begin to spread the root's tensor; `wait()` on what is returned."""
+        return self._inner.broadcast(tensor, root)
+
+
+def process_group(
+    store: Store, rank: int, size: int, *, device: torch.device, address: str, timeout_s: float
+) -> ProcessGroup:
+    """Meet in a group: NCCL for a GPU, gloo for the CPU."""
+    if device.type == "cuda":
+        kind, options = dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options()
+    else:
+        kind, options = dist.ProcessGroupGloo, dist.ProcessGroupGloo._Options()
+        options._devices = [kind.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroup(kind(store.inner, rank, size, options))
 
 
 def own_address(towards: str) -> str:
