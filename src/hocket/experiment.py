@@ -15,7 +15,7 @@ from hocket.optim.compensation import target_factor
 from hocket.strategy import Strategy
 from hocket.task import Task
 
-OnLoss: TypeAlias = Literal["auto", "continue", "stop"]
+OnLoss: TypeAlias = Literal["continue", "stop"]
 Transport: TypeAlias = Literal["auto", "shared_memory", "sockets", "torch"]
 
 
@@ -32,7 +32,7 @@ class RuntimeOptions:
     deterministic: bool = True  # sums are in rank order, to the bit
     transport: Transport = "auto"  # memory within a host, sockets between; torch: NCCL or gloo
     timeout_s: float = 300.0  # limit of every wait for another learner
-    on_loss: OnLoss = "auto"  # a learner dies: go on if the strategy is synchronous, or stop
+    on_loss: OnLoss = "continue"  # or stop when a learner dies
     silence_s: float = 10.0  # a learner that gives no sign of life for so long is lost
     evaluate_every: float = 1.0
     checkpoint_every: float = 1.0
@@ -103,17 +103,12 @@ class Experiment:
                 f"{key} must be a {kind.__name__} object, not {value!r}: give {made}",
             )
         self.strategy.check_world(self.options.learners)
-        require(
-            self.options.on_loss != "continue" or self.strategy.synchronous,
-            f"runtime.on_loss = 'continue' cannot take effect: {self.strategy.name!r} is not "
-            "synchronous, and what a lost learner had drawn could not be told; leave it out",
-        )
         self.lr_factor()
 
     @property
     def goes_on_without(self) -> bool:
         """True if a run goes on when a learner is lost."""
-        return self.strategy.synchronous and self.options.on_loss != "stop"
+        return self.options.on_loss != "stop"
 
     def lr_factor(self, learners: int | None = None) -> float:
         """Return the factor between the sequential and the local rate, after the ramp."""

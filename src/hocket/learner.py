@@ -55,6 +55,7 @@ class Learner:
         rate: Callable[[], float],
         rng: random.Random,
         codec: Codec = FLOAT32,
+        alive: Callable[[], tuple[int, ...]] | None = None,
         skip: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
@@ -64,12 +65,18 @@ class Learner:
         self.rng = rng
         self.codec = codec
         self._rate = rate
+        self._alive = alive or (lambda: tuple(range(size)))
         self._skip = skip  # counts a gradient that is not finite; None: it is not looked at
 
     @property
     def lr(self) -> float:
         """The local rate now: schedule by committed frames, times the compensation."""
         return self._rate()
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Who took part in the last collective of all; a death since then is not in it yet."""
+        return self._alive()
 
     def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
         """One optimizer step at the current rate. A dry gradient moves nothing.

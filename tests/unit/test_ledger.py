@@ -169,6 +169,70 @@ def test_shared_accounts_close_in_any_order(seed: int, size: int, sharding: Shar
     assert ledger.committed_frames + ledger.discarded_frames == p.total_frames
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(2, 5),
+    sharding=st.sampled_from(["pool", "fixed"]),
+    resumed=st.booleans(),
+)
+def test_shared_accounts_close_whoever_dies(
+    seed: int, size: int, sharding: Sharding, resumed: bool
+) -> None:
+    """A learner dies between any two entries into the store; every item is still settled once."""
+    rng = random.Random(seed)
+    p, counters = pool(7, 2, sharding), Mortal(rng)
+    everyone = tuple(range(size))
+    ledgers = {r: SharedLedger(p, r, everyone, counters) for r in everyone}
+    for turn in range(4000):
+        if resumed and turn == 5:
+            saved, parts = save_counters(counters), [ledgers[r].state_dict() for r in everyone]
+            counters = Mortal(rng)
+            pending = [place for part in parts for place in part["pending"]]
+            load_counters(counters, saved, [], pending, [part["lane"] for part in parts])
+            ledgers = {r: SharedLedger(p, r, everyone, counters) for r in everyone}
+            for r in everyone:
+                ledgers[r].load_state_dict(parts[r])
+        rank = rng.choice(list(ledgers))
+        counters.alive = not (len(ledgers) > 1 and turn > 5 and rng.random() < 0.03)
+        try:
+            ledgers[rank].draw()
+            if rng.random() < 0.7:
+                ledgers[rank].settle(rng.choice(["commit", "commit", "discard"]))
+        except DiedError:
+            del ledgers[rank]
+            counters.alive = True
+            held = [place for one in ledgers.values() for place in one.pending_places()]
+            next(iter(ledgers.values())).recover(held, tuple(ledgers))
+        counters.alive = True
+        for one in ledgers.values():
+            one.survived_by(tuple(ledgers))
+        if next(iter(ledgers.values())).closed():
+            break
+    left = next(iter(ledgers.values()))
+    assert left.closed()
+    assert left.committed_frames + left.discarded_frames == p.total_frames
+    assert all(one.exhausted() for one in ledgers.values())
+
+
+class DiedError(Exception):
+    """A learner's end, in the middle of whatever it did."""
+
+
+class Mortal(LocalCounters):
+    """Counters whose user may die before any of its entries."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._rng = rng
+        self.alive = True
+
+    def add(self, key: str, amount: int) -> int:
+        if not self.alive and self._rng.random() < 0.3:
+            raise DiedError
+        return super().add(key, amount)
+
+
 def test_settling_an_item_twice_is_caught() -> None:
     p = pool(2, 1)
     ledger = SharedLedger(p, 0, (0,), LocalCounters())

@@ -2,17 +2,25 @@
 
 The counters are a dictionary in the simulator and the rendezvous store in real processes. Nothing
 here needs more than an atomic addition. See `hocket.data.ledger` for what an account is.
+
+A learner may die between any two of its entries. Each settlement is therefore one mark on the item
+itself, made first; the sums beside it only save the others from counting marks. After a loss
+`recover` counts them anew, and gives back whatever was drawn and is neither marked nor in a
+survivor's hands.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from hocket.data.pool import DRY, Pool, Ticket
 from hocket.effects import Outcome
 from hocket.errors import ContractError
+
+Place: TypeAlias = tuple[int, int]  # epoch, index of an item
 
 
 class Counters(Protocol):
@@ -62,6 +70,8 @@ class SharedLedger:
     def __init__(self, pool: Pool, rank: int, members: tuple[int, ...], counters: Counters) -> None:
         self._pool = pool
         self._counters = counters
+        self.members = members  # as of the last recovery
+        self._everyone = members
         self._num_draws = pool.epochs * len(pool)
         self._shard = members.index(rank), len(members)
         self._lane = 0  # own draws, with fixed shards
@@ -134,12 +144,13 @@ class SharedLedger:
                 number = self._counters.add("returned", 1)
                 self._counters.put(f"returned/{number}", json.dumps(place))
                 continue
-            self._counters.add(_FRAMES[outcome], ticket.frames)
-            if self._counters.add("settled", 1) > self._num_draws:
+            if self._counters.add(_mark(place), _MARKS[outcome]) != _MARKS[outcome]:
                 raise ContractError(
-                    f"more than the {self._num_draws} items that exist were settled, the last of "
-                    f"them item {ticket.index} of epoch {ticket.epoch}: one was settled twice"
+                    f"item {ticket.index} of epoch {ticket.epoch} was settled twice (strategies "
+                    "settle a ticket once)"
                 )
+            self._counters.add(_FRAMES[outcome], ticket.frames)
+            self._counters.add("settled", 1)
         self.refresh()
 
     def refresh(self) -> None:
@@ -166,6 +177,24 @@ class SharedLedger:
 
     # At a quiet point the learners' views are laid side by side.
 
+    def pending_places(self) -> list[list[int]]:
+        """Name what this learner has drawn and nobody has settled."""
+        return [list(place) for place in self._pending]
+
+    def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
+        """Give back what was lost with learners; `held` is pending with those who are alive.
+
+        For one of the living, while nobody draws or settles.
+        """
+        lost = [column for column, rank in enumerate(self._everyone) if rank not in alive]
+        _recover(self._counters, self._pool, held, lost, self._shard[1])
+        self.survived_by(alive)
+
+    def survived_by(self, alive: tuple[int, ...]) -> None:
+        """Take note that another has recovered what was lost."""
+        self.members = alive
+        self.refresh()
+
     def settled_for_others(self) -> list[list[int]]:
         """Name what this learner settled that another drew, since the last quiet point."""
         return [list(place) for place in sorted(self._settled_for_others)]
@@ -182,7 +211,7 @@ class SharedLedger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this learner's part of the account; valid at a quiet point."""
-        return {"lane": self._lane, "pending": [list(place) for place in self._pending]}
+        return {"lane": self._lane, "pending": self.pending_places()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this learner's part."""
@@ -194,23 +223,117 @@ class SharedLedger:
 
 
 _FRAMES = {"commit": "committed_frames", "discard": "discarded_frames"}
+_MARKS = {"commit": 1, "discard": 2}
 _COUNTERS = ("drawn", "settled", *_FRAMES.values())
+
+
+def _mark(place: Place) -> str:
+    return f"item/{place[0]}/{place[1]}"
 
 
 def save_counters(counters: Counters) -> dict[str, Any]:
     """Return the common part of the shared account; valid at a quiet point."""
-    numbers = range(1, counters.add("returned", 0) + 1)
-    waiting = [n for n in numbers if counters.add(f"claims/{n}", 0) == 0]
     return {
         **{key: counters.add(key, 0) for key in _COUNTERS},
-        "returned": [json.loads(counters.get(f"returned/{n}")) for n in waiting],
+        "returned": [list(place) for place in _waiting(counters)],
     }
 
 
-def load_counters(counters: Counters, state: dict[str, Any], orphans: list[list[int]]) -> None:
-    """Restore the common part; `orphans` were pending with learners that are no more."""
+def load_counters(
+    counters: Counters,
+    state: dict[str, Any],
+    orphans: list[list[int]],
+    pending: list[list[int]] | None = None,
+    lanes: list[int] | None = None,
+) -> None:
+    """Restore the common part; `orphans` were pending with learners that are no more.
+
+    Marks are not saved: that all drawn before is settled, but for what is named, says as much.
+    `pending` is in the hands of learners that go on, `lanes` are how far each had drawn.
+    """
     for key in _COUNTERS:
         counters.add(key, state[key] - counters.add(key, 0))
-    for place in [*state["returned"], *orphans]:
-        number = counters.add("returned", 1)
-        counters.put(f"returned/{number}", json.dumps(place))
+    given_back = [*state["returned"], *orphans]
+    before = {key: state[key] for key in _COUNTERS}
+    before |= {"open": [*given_back, *(pending or [])], "lanes": lanes or []}
+    counters.put("before", json.dumps(before))
+    counters.add("resumed", 1)
+    for epoch, index in given_back:
+        _give_back(counters, (epoch, index))
+
+
+def _give_back(counters: Counters, place: Place) -> None:
+    """Return an item while nobody else does; a death in the middle leaves nothing half done."""
+    number = counters.add("returned", 0) + 1
+    counters.put(f"returned/{number}", json.dumps(place))
+    counters.add("returned", 1)
+
+
+def _waiting(counters: Counters) -> Iterator[Place]:
+    """Yield what was returned and nobody has claimed."""
+    for number in range(1, counters.add("returned", 0) + 1):
+        if counters.add(f"claims/{number}", 0) == 0:
+            epoch, index = json.loads(counters.get(f"returned/{number}"))
+            yield epoch, index
+
+
+def _recover(
+    counters: Counters, pool: Pool, held: list[list[int]], lost: list[int], size: int
+) -> None:
+    """Count the marks, put the sums right, and return what nobody holds."""
+    before: dict[str, Any] = dict.fromkeys(_COUNTERS, 0) | {"open": [], "lanes": []}
+    if counters.add("resumed", 0):
+        before |= json.loads(counters.get("before"))
+    sums = {key: before[key] for key in _COUNTERS if key != "drawn"}
+    in_hand = set(_waiting(counters)) | {(e, i) for e, i in held}
+    ownerless = _ownerless(counters, pool, before, lost, size) if _fixed(pool) else None
+    for place in list(_drawn_since(counters, pool, before)):
+        mark = counters.add(_mark(place), 0)
+        for outcome, code in _MARKS.items():
+            if mark == code:
+                sums[_FRAMES[outcome]] += int(pool.frames[place[1]])
+                sums["settled"] += 1
+        if not mark and place not in in_hand and (ownerless is None or place in ownerless):
+            _give_back(counters, place)
+    sums["retaken"] = counters.add("returned", 0) - len(list(_waiting(counters)))
+    for key, value in sums.items():
+        counters.add(key, value - counters.add(key, 0))
+
+
+def _fixed(pool: Pool) -> bool:
+    return pool.sharding == "fixed"
+
+
+def _drawn_since(counters: Counters, pool: Pool, before: dict[str, Any]) -> Iterator[Place]:
+    """Yield what may have been drawn and not settled before a resumption, each place once."""
+    for epoch, index in before["open"]:
+        yield epoch, index
+    opened = {(e, i) for e, i in before["open"]}
+    if _fixed(pool):  # each learner counts its own draws: anything may have been drawn
+        first, last = 0, pool.epochs * len(pool)
+    else:
+        first, last = before["drawn"], min(counters.add("drawn", 0), pool.epochs * len(pool))
+    for draw in range(first, last):
+        epoch, place = divmod(draw, len(pool))
+        one = epoch, int(pool.order(epoch)[place])
+        if one not in opened:
+            yield one
+
+
+def _ownerless(
+    counters: Counters, pool: Pool, before: dict[str, Any], lost: list[int], size: int
+) -> set[Place]:
+    """Return what, with fixed shards, belongs to the lost, or to whoever had it in hand."""
+    places = {(e, i) for e, i in before["open"]}
+    for number in range(1, counters.add("returned", 0) + 1):
+        epoch, index = json.loads(counters.get(f"returned/{number}"))
+        places.add((epoch, index))
+    for column in lost:
+        shard = [
+            (epoch, int(index))
+            for epoch in range(pool.epochs)
+            for index in pool.order(epoch)
+            if index % size == column
+        ]
+        places.update(shard[before["lanes"][column] if before["lanes"] else 0 :])
+    return places

@@ -89,6 +89,19 @@ async def _agree(desk: Desk) -> None:
         )
     if shared:
         shared.reconcile([place for note in notes for place in note["settled"]])
+        await _recover(desk, shared)
+
+
+async def _recover(desk: Desk, ledger: SharedLedger) -> None:
+    """Give back what was lost with learners since the last quiet point, all being here."""
+    while desk.alive != ledger.members:
+        held = await Gather(ledger.pending_places())
+        alive = desk.alive
+        if desk.rank == alive[0]:
+            ledger.recover([place for one in held for place in one], alive)
+        await Gather(None)
+        if desk.alive == alive:  # else whoever recovered may have died over it
+            ledger.survived_by(alive)
 
 
 async def _model(desk: Desk, state: State) -> Flat:

@@ -128,3 +128,17 @@ def quiet(traffic: list[dict[str, Any]]) -> bool:
         for a in traffic
         for b in traffic
     )
+
+
+def unrest(traffic: list[dict[str, Any]]) -> str:
+    """Say what keeps a quiet point from being quiet."""
+    busy = [one["rank"] for one in traffic if not one["idle"]]
+    late = [
+        f"{a['sent'].get(b['rank'], 0) - b['arrived'].get(a['rank'], 0)} message(s) from rank "
+        f"{a['rank']} to rank {b['rank']} have not arrived"
+        for a in traffic
+        for b in traffic
+        if a["sent"].get(b["rank"], 0) != b["arrived"].get(a["rank"], 0)
+    ]
+    doing = [f"services of ranks {busy} are busy"] if busy else []
+    return "; ".join(doing + late) or "messages keep coming: a service sends without end"

@@ -137,6 +137,7 @@ class Desk:
             rate=self.rate,
             rng=self.rng,
             codec=experiment.codec,
+            alive=lambda: self.alive,
             skip=None if experiment.options.precision == "float32" else self._skipped,
         )
 

@@ -242,9 +242,10 @@ class Launcher:
     def _first_cause(self, failed: Child) -> Child:
         """Prefer a learner that failed by itself to those that merely noticed."""
         self._listen_on(0.5)
+        spared = failed.failure is not None and failed.failure[0] != "PeerLostError"
         for child in self.children:
             ended = child.process.exitcode not in (None, 0)
-            if ended and child.failure is None and child.loss is None:
+            if ended and child.failure is None and not (spared and child.loss is not None):
                 raise self._died(child)
         own = [c for c in self.children if c.failure and c.failure[0] not in _NOTICED]
         return next(iter(own), failed)
@@ -261,7 +262,7 @@ class Launcher:
 
     def _died(self, child: Child) -> LearnerFailedError:
         code = child.process.exitcode
-        nobody = "; nobody is left" if self.losses else ""
+        nobody = "" if self.anybody_left() else "; nobody is left"
         text = (
             f"rank {child.rank} (process {child.process.pid}) {child.ended_by()} before its work "
             f"was done{nobody}, so the run was stopped{self._whereabouts(child)}"

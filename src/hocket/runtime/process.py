@@ -17,12 +17,12 @@ from hocket import device
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.shared_ledger import SharedLedger, save_counters
 from hocket.effects import Effect, Grad, Gradient, MeanGradient, Recv, Send
-from hocket.errors import FencedError, PeerLostError
+from hocket.errors import FencedError, PeerLostError, WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.runtime.boundary import Meeting, hold
 from hocket.runtime.checkpoint import Checkpoints, Saved
 from hocket.runtime.children import Vitals
-from hocket.runtime.correspondence import Correspondence, quiet
+from hocket.runtime.correspondence import Correspondence, quiet, unrest
 from hocket.runtime.desk import Desk, Note
 from hocket.runtime.device_group import DeviceGroup
 from hocket.runtime.exchange import Exchange
@@ -320,7 +320,8 @@ class ProcessRuntime(Trampoline):
             deliver(None, None)  # the gathering that follows brings everybody together
         else:
             wait = self._exchange.wait
-            look = lambda value, error: self._look(deliver, error, None)  # noqa: E731
+            until = time.monotonic() + self._experiment.options.timeout_s
+            look = lambda value, error: self._look(deliver, error, None, until)  # noqa: E731
             self._together.communicate("a quiet point", wait, look)
 
     def _quiet_alone(self, deliver: Deliver) -> None:
@@ -332,8 +333,15 @@ class ProcessRuntime(Trampoline):
     def _idle(self) -> bool:
         return all(s.awaiting is None or isinstance(s.awaiting, Recv) for s in self._services)
 
-    def _look(self, deliver: Deliver, error: BaseException | None, before: Any) -> None:
+    def _look(
+        self, deliver: Deliver, error: BaseException | None, before: Any, until: float
+    ) -> None:
         """Quiet when all that was sent has arrived and services wait; seen twice to be sure."""
+        if error is None and time.monotonic() > until:
+            error = WaitTimeoutError(
+                f"rank {self.rank} waited {self._experiment.options.timeout_s:g} s for a quiet "
+                f"point and gave up: {unrest(before or [])}"
+            )
         if error is not None:
             deliver(None, error)
             return
@@ -348,7 +356,7 @@ class ProcessRuntime(Trampoline):
             if error is None and traffic and quiet(traffic) and traffic == before:
                 deliver(None, None)
             else:
-                self._look(deliver, error, traffic)
+                self._look(deliver, error, traffic, until)
 
         self._together.communicate("a quiet point", job, decide)
 

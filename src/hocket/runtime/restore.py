@@ -60,11 +60,13 @@ def _restore_ledger(desk: Desk, state: dict[str, Any], *, same: bool) -> None:
 
 def restore_counters(counters: Counters, saved: Saved, alive: tuple[int, ...]) -> None:
     """Put the shared account back, once for all learners."""
-    orphans: list[list[int]] = []
-    if saved.ranks != list(alive):
-        for rank in saved.ranks:
-            orphans += saved.plain(rank, "ledger")["pending"]
-    load_counters(counters, saved.run["counters"], orphans)
+    parts = [saved.plain(rank, "ledger") for rank in saved.ranks]
+    unsettled = [place for part in parts for place in part["pending"]]
+    if saved.ranks == list(alive):
+        lanes = [part["lane"] for part in parts]
+        load_counters(counters, saved.run["counters"], [], unsettled, lanes)
+    else:
+        load_counters(counters, saved.run["counters"], orphans=unsettled)
 
 
 def _flat_model(saved: Saved, layout: Layout) -> Flat:

@@ -317,12 +317,7 @@ class Simulator(SimulatedExchange):
         dead = self.learners[rank]
         dead.lost_s = self.now
         self.trace.note(rank, "lost", self.now, self.now)
-        if isinstance(dead.desk.ledger, SharedLedger):
-            settled = [self.desk(r).ledger for r in self.alive]
-            for ledger in settled:
-                assert isinstance(ledger, SharedLedger)
-                dead.desk.ledger.strike(ledger.settled_for_others())
-            dead.desk.ledger.settle("return")
+        self._recover_from(dead)
         self._note_event(
             {
                 "event": "lost",
@@ -338,6 +333,16 @@ class Simulator(SimulatedExchange):
             meet.posts.pop(rank, None)
         for key in list(self._meets):
             self._retry(*key)
+
+    def _recover_from(self, dead: SimLearner) -> None:
+        """Give back at once what was lost; real learners do it at their next quiet point."""
+        ledgers = [self.desk(r).ledger for r in self.alive]
+        shared = [ledger for ledger in ledgers if isinstance(ledger, SharedLedger)]
+        if shared:
+            held = [place for ledger in shared for place in ledger.pending_places()]
+            shared[0].recover(held, self.alive)
+            for ledger in shared:
+                ledger.survived_by(self.alive)
 
     def deaths_to_come(self) -> list[Death]:
         """Return the planned deaths of learners that are still alive."""
