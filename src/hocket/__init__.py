@@ -12,18 +12,21 @@ from hocket.errors import HocketError
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
-from hocket.strategies import AllReduceSGD, KStep, Sequential
+from hocket.strategies import ADPSGD, DPSGD, AllReduceSGD, DelayByOne, KStep, Sequential
 from hocket.strategy import State, Strategy
 from hocket.task import Item, Loss, Task
 
 __all__ = [
+    "ADPSGD",
     "DNN",
+    "DPSGD",
     "SGD",
     "AdamW",
     "AllReduceSGD",
     "Cluster",
     "Constant",
     "Death",
+    "DelayByOne",
     "Exponential",
     "HocketError",
     "Host",

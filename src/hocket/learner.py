@@ -56,6 +56,7 @@ class Learner:
         rng: random.Random,
         codec: Codec = FLOAT32,
         alive: Callable[[], tuple[int, ...]] | None = None,
+        measure: Callable[[str, float], None] = lambda name, value: None,
         skip: Callable[[], None] | None = None,
     ) -> None:
         self.rank = rank
@@ -66,6 +67,7 @@ class Learner:
         self.codec = codec
         self._rate = rate
         self._alive = alive or (lambda: tuple(range(size)))
+        self.measure = measure  # notes a figure of the method: its mean and maximum are logged
         self._skip = skip  # counts a gradient that is not finite; None: it is not looked at
 
     @property

@@ -26,9 +26,9 @@ The runtime contract
 10. A synchronous strategy issues the same effects in the same order on every rank; a learner with
     nothing left to draw gets gradients of 0 frames and answers collectives with weight 0.
 
-All of them hold in both worlds. What a lost learner of an asynchronous strategy had drawn returns at
-once in the simulator, at the next quiet point in real processes. A strategy that cannot do without
-the lost one lets `PeerLostError` pass, which ends the run.
+All of them hold in both worlds. What a lost learner of an asynchronous strategy had drawn returns
+at once in the simulator, at the next quiet point in real processes. A strategy that cannot do
+without the lost one lets `PeerLostError` pass, which ends the run.
 """
 
 from __future__ import annotations

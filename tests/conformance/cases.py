@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from helpers.strategies import DelayByOne, PushPull
+from helpers.strategies import PushPull
 
-from hocket import AllReduceSGD, KStep, Sequential, Strategy
+from hocket import ADPSGD, DPSGD, AllReduceSGD, DelayByOne, KStep, Sequential, Strategy
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,13 @@ CASES = [
     Case(AllReduceSGD(), (2, 4)),
     Case(KStep(sync_every=1), (2, 4)),
     Case(KStep(sync_every=3), (2, 4)),
-    # not products, but they prove the vocabulary, so they are held to the same
     Case(DelayByOne(), (2, 4)),
+    Case(DPSGD(), (2, 4)),
+    Case(DPSGD(mixing="random_ring"), (4, 5)),
+    Case(DPSGD(mixing="exponential"), (4,)),
+    Case(ADPSGD(), (2, 4)),
+    Case(ADPSGD(ring="fixed"), (4, 5)),
+    # not a product, but it proves the vocabulary, so it is held to the same
     Case(PushPull(), (2, 4)),
 ]
 SYNCHRONOUS = [c for c in CASES if c.strategy.synchronous]

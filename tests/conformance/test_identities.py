@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import simulated, simulator
-from helpers.strategies import DelayByOne
 from helpers.tasks import Quadratic, acoustic
 from reference import twins
 
-from hocket import SGD, AllReduceSGD, Cluster, Constant, KStep, Sequential
+from hocket import SGD, AllReduceSGD, Cluster, Constant, DelayByOne, KStep, Sequential
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.simulator import Simulator
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import hocket
-from helpers.strategies import DelayByOne, PushPull, Striped
+from helpers.strategies import PushPull, Striped
 from helpers.tasks import acoustic
 from hocket.experiment import Experiment
 from hocket.learner import Learner
@@ -34,7 +34,7 @@ class StripesOnly(Striped):
         return state
 
 
-OWN = {"delay-by-one": DelayByOne(), "push-pull": PushPull(), "stripes": StripesOnly()}
+OWN = {"push-pull": PushPull(), "stripes": StripesOnly()}
 
 
 def task() -> Any:

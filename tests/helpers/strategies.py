@@ -7,36 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from hocket.effects import AllReduce, Grad
+from hocket.effects import Grad
 from hocket.flat import Flat
 from hocket.learner import Learner
 from hocket.optim.optimizer import Optimizer
 from hocket.strategy import State, Strategy
-
-
-@dataclass(frozen=True)
-class DelayByOne(Strategy):
-    """w_l <- mean_l w_l - gamma g_l(w_l), the mean taken while the gradient is computed."""
-
-    name: ClassVar[str] = "delay-by-one"
-    paper: ClassVar[str] = "Cui et al. 2021"
-    summary: ClassVar[str] = "test"
-    commits_when: ClassVar[str] = "the local step is applied"
-    synchronous: ClassVar[bool] = True
-    evaluates: ClassVar = "average"
-
-    def gain(self, num_learners: int) -> float:
-        return 1.0 / num_learners
-
-    async def run(self, me: Learner, state: State) -> State:
-        while (await me.boundary(state)).go_on:
-            averaging = await me.fork(AllReduce(state.params.clone(), weight=1.0))
-            grad = await me.gradient(state.params)
-            mean = await averaging
-            state.params.copy_(mean.value)
-            me.step_(state.params, grad, state.optimizer)
-            await me.commit()
-        return state
 
 
 @dataclass(frozen=True)

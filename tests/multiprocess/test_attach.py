@@ -16,11 +16,10 @@ import pytest
 import torch
 from helpers import attached
 from helpers.runs import simulated
-from helpers.strategies import DelayByOne
 from torch import nn
 
 import hocket
-from hocket import SGD, AllReduceSGD, Constant, KStep, Sequential
+from hocket import SGD, AllReduceSGD, Constant, DelayByOne, KStep, Sequential
 from hocket.errors import ConfigError
 from hocket.runtime.transport import Store
 

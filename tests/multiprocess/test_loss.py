@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.runs import OPTIONS, same_model, simulated
-from helpers.strategies import DelayByOne, PushPull, Striped
+from helpers.strategies import PushPull, Striped
 from helpers.tasks import Forking, Quadratic, Slow, WithBuffers
 
-from hocket import SGD, AllReduceSGD, Cluster, Constant, Death, Host, KStep, Result, api
+from hocket import SGD, AllReduceSGD, Cluster, Constant, Death, DelayByOne, Host, KStep, Result, api
 from hocket.errors import LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.faults import Fault

@@ -9,6 +9,7 @@ speed-ups; waiting for a slower learner is not.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
     due = desk.due(agreed=True)
     model = await _model(desk, state)
     if due.evaluate:
-        await _evaluate(desk, model, meeting, began)
+        figures = await _figures(desk, state, model)
+        await _evaluate(desk, model, meeting, began, figures)
         due = desk.due(agreed=True)  # newbob may have decided to stop
     if due.checkpoint or due.finished:
         desk.checkpointed()
@@ -121,7 +123,28 @@ async def _model(desk: Desk, state: State) -> Flat:
     return mine
 
 
-async def _evaluate(desk: Desk, model: Flat, meeting: Meeting, began: float) -> None:
+async def _figures(desk: Desk, state: State, model: Flat) -> dict[str, Any]:
+    """Return what the method measured of itself, and how far the learners' models are apart."""
+    strategy = desk.experiment.strategy
+    apart = None
+    if strategy.evaluates == "average":
+        apart = float(torch.linalg.vector_norm(strategy.model(state) - model))
+    notes = await Gather({"apart": apart, "measures": desk.take_measures()})
+    figures: dict[str, Any] = {}
+    if apart is not None:
+        squares = [note["apart"] ** 2 for note in notes]
+        norm = float(torch.linalg.vector_norm(model))
+        figures["consensus"] = math.sqrt(sum(squares) / len(squares)) / (norm or 1.0)
+    for name in sorted({name for note in notes for name in note["measures"]}):
+        given = [note["measures"][name] for note in notes if name in note["measures"]]
+        figures[name] = sum(m[1] for m in given) / sum(m[0] for m in given)
+        figures[f"{name}_max"] = max(m[2] for m in given)
+    return figures
+
+
+async def _evaluate(
+    desk: Desk, model: Flat, meeting: Meeting, began: float, figures: dict[str, Any]
+) -> None:
     if desk.worker_state.buffers:
         buffers = mean_buffers(await Gather(desk.worker_state.buffers))
         desk.scoring_state = WorkerState(buffers)
@@ -141,6 +164,7 @@ async def _evaluate(desk: Desk, model: Flat, meeting: Meeting, began: float) -> 
                 "eval_frames": scores.frames,
                 "eval_s": meeting.now() - began,
                 "train_s": began - desk.aside_s,
+                **figures,
             }
         )
 

@@ -59,6 +59,21 @@ class Books:
     since_s: float = 0.0  # training time of the run when these books were opened
 
 
+@dataclass
+class Measure:
+    """A figure that a strategy notes again and again."""
+
+    count: int = 0
+    total: float = 0.0
+    largest: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Note it once more."""
+        self.count += 1
+        self.total += value
+        self.largest = max(self.largest, value)
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """What rides along with a collective of all learners, the same for everybody."""
@@ -93,6 +108,7 @@ class Desk:
         self.tick: Callable[[], None] = lambda: None  # called often; the runtime may show progress
         self.alive: tuple[int, ...] = tuple(range(options.learners))
         self.books = Books()
+        self.measures: dict[str, Measure] = {}
         self.forks = 0  # of the main task, in flight
         self.stop_wanted = False  # by this learner's own signals
         self.stop_agreed = False  # by all
@@ -138,8 +154,17 @@ class Desk:
             rng=self.rng,
             codec=experiment.codec,
             alive=lambda: self.alive,
+            measure=self._measure,
             skip=None if experiment.options.precision == "float32" else self._skipped,
         )
+
+    def _measure(self, name: str, value: float) -> None:
+        self.measures.setdefault(name, Measure()).add(value)
+
+    def take_measures(self) -> dict[str, list[float]]:
+        """Return what the strategy has measured since the last evaluation, as plain numbers."""
+        taken, self.measures = self.measures, {}
+        return {name: [m.count, m.total, m.largest] for name, m in sorted(taken.items())}
 
     def _skipped(self) -> None:
         self.books.skipped += 1
