@@ -12,7 +12,21 @@ from helpers.runs import OPTIONS, same_model, simulated
 from helpers.strategies import PushPull, Striped
 from helpers.tasks import Forking, Quadratic, Slow, WithBuffers
 
-from hocket import SGD, AllReduceSGD, Cluster, Constant, Death, DelayByOne, Host, KStep, Result, api
+from hocket import (
+    ADPSGD,
+    DPSGD,
+    SGD,
+    AllReduceSGD,
+    Cluster,
+    Constant,
+    Death,
+    DelayByOne,
+    Host,
+    KStep,
+    Result,
+    api,
+    topology,
+)
 from hocket.errors import LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.faults import Fault
@@ -179,6 +193,18 @@ def test_an_asynchronous_run_goes_on_too(transport: str, sharding: str) -> None:
     """What the lost had in hand comes back at the next quiet point; the ledger closes."""
     faults = (Fault(1, at_draw=2), Fault(3, at_draw=4))
     run(PushPull(), faults, transport=transport, sharding=sharding)
+
+
+@pytest.mark.parametrize("victims", [(0,), (1,), (0, 3), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("ring", ["fixed", "random"])
+def test_a_ring_closes_around_the_lost(ring: Any, victims: tuple[int, ...]) -> None:
+    faults = tuple(Fault(v, at_draw=2 + i) for i, v in enumerate(victims))
+    run(ADPSGD(ring=ring), faults, epochs=3)
+
+
+@pytest.mark.parametrize("mixing", topology.ROUNDS)
+def test_rounds_go_on_among_the_living(mixing: Any) -> None:
+    run(DPSGD(mixing=mixing), (Fault(1, at_draw=2), Fault(4, at_frame=30)), epochs=3)
 
 
 def test_a_server_cannot_be_spared() -> None:

@@ -19,6 +19,8 @@ from hocket.runtime.mailbox import Mailbox
 from hocket.runtime.packing import from_bytes, to_bytes
 from hocket.runtime.trampoline import Deliver
 
+ATTEND_S = 0.05  # between two looks at what others may need, while nothing happens here
+
 
 class Correspondence:
     """The messages of one learner."""
@@ -80,12 +82,17 @@ class Correspondence:
 
     # ------------------------------------------------------------------ limits
 
-    def deadline(self) -> float | None:
-        """Return when the first receive gives up."""
+    def wait(self, attend: Callable[[], None]) -> None:
+        """Let the next thing happen on the loop, or the first limit come; attend to others."""
         ends = [w.began_s + w.limit_s for w in self.inbox.waiting if w.limit_s is not None]
-        return min(ends, default=None)
+        until = min(ends, default=time.monotonic() + self._timeout_s)
+        while not self._jobs.take(min(ATTEND_S, until - time.monotonic())):
+            attend()
+            if time.monotonic() >= until:
+                self._expire()
+                return
 
-    def expire(self) -> None:
+    def _expire(self) -> None:
         """Give up every receive whose limit has come."""
         now = time.monotonic()
         for w in list(self.inbox.waiting):

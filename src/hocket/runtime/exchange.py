@@ -113,6 +113,10 @@ class Exchange:
             if not self._mesh.look(began + self._timeout_s):
                 raise self._timed_out(group.circle.awaits)
 
+    def attend(self) -> None:
+        """Look at what has come, without waiting: others may need an answer."""
+        self._mesh.look(time.monotonic())
+
     def _timed_out(self, awaited: Ranks) -> WaitTimeoutError:
         who = ("rank " if len(awaited) == 1 else "ranks ") + ", ".join(map(str, awaited))
         return WaitTimeoutError(f"{who} did not take part")

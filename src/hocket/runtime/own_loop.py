@@ -317,12 +317,7 @@ class LoopRuntime(Trampoline):
             self._wait()
 
     def _wait(self) -> None:
-        deadline = self._letters.deadline()
-        left = self._experiment.options.timeout_s
-        if deadline is not None:
-            left = deadline - time.monotonic()
-        if not self._jobs.take(left):
-            self._letters.expire()
+        self._letters.wait(self._together.attend)
 
     def _fail(self, value: Any, error: BaseException | None) -> None:
         self._failure = self._failure or error

@@ -248,12 +248,7 @@ class ProcessRuntime(Trampoline):
 
     def _take_completion(self) -> None:
         """Wait until something happens: a result, a message, or a limit."""
-        deadline = self._letters.deadline()
-        left = self._experiment.options.timeout_s
-        if deadline is not None:
-            left = deadline - time.monotonic()
-        if not self._jobs.take(left):
-            self._letters.expire()
+        self._letters.wait(self._together.attend)
 
     def _close(self) -> None:
         for service in self._services:

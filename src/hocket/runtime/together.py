@@ -41,6 +41,7 @@ class Together:
         self._span = span
         self._timeout_s = desk.experiment.options.timeout_s
         self.issued = 0
+        self._ended = 0
         self.issuing: Callable[[int], None] = lambda number: None  # planned faults strike here
 
     @property
@@ -163,6 +164,15 @@ class Together:
         self._span("evaluate", began)
         return tally
 
+    def attend(self) -> None:
+        """Answer those who agree on a loss, while this learner waits for something else.
+
+        A waits for a message from B; B is in a collective that A has completed, learns of a death
+        there, and must hear from A who lives.
+        """
+        if self._exchange is not None and self.issued == self._ended:
+            self._exchange.attend()
+
     # ------------------------------------------------------------------ all alike
 
     def communicate(
@@ -195,6 +205,7 @@ class Together:
 
     def _entering(self, deliver: Deliver, *, everyone: bool) -> Deliver:
         def arrive(result: tuple[Any, Note], error: BaseException | None) -> None:
+            self._ended += 1
             if error is not None:
                 deliver(None, error)
                 return
