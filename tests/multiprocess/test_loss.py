@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,42 @@ def test_an_asynchronous_run_goes_on_too(transport: str, sharding: str) -> None:
 def test_a_ring_closes_around_the_lost(ring: Any, victims: tuple[int, ...]) -> None:
     faults = tuple(Fault(v, at_draw=2 + i) for i, v in enumerate(victims))
     run(ADPSGD(ring=ring), faults, epochs=3)
+
+
+@pytest.mark.parametrize("sleeper", [0, 1, 3])
+def test_a_ring_leaves_a_sleeper_out_and_takes_it_in_again(sleeper: int, tmp_path: Path) -> None:
+    """SIGSTOP for a second; the others go on, and it begins anew from its neighbours' average.
+
+    Rank 0 is active: nobody waits for it, so it is merely slow for a second.
+    """
+    out = tmp_path / "run"
+    strategy = ADPSGD(ring="fixed", partner_timeout_s=0.2)
+    experiment = Experiment(
+        Slow(num_items=60, seconds=0.05),
+        strategy,
+        MOMENTUM,
+        Constant(epochs=2),
+        options=RuntimeOptions(learners=4, timeout_s=60.0, tensorboard=False, trace=True),
+    )
+    nap = Fault(sleeper, at_draw=3, how="nap")
+    result = api.run_real(experiment, out, progress=False, faults=(nap,))
+    assert result.frames == 2 * experiment.pool().epoch_frames
+    assert not any(one.lost for one in result.learners)
+    rows = [json.loads(x) for x in (out / "metrics.jsonl").open()]
+    left_out = sum(row.get("left_out", 0) for row in rows if row["event"] == "eval")
+    assert (left_out > 0) == (sleeper % 2 == 1), "only one whose answer is awaited can be left out"
+    drawn = {r: _draws_while_asleep(out, r, sleeper) for r in range(4) if r != sleeper}
+    assert min(drawn.values()) >= 3, f"the others go on: {drawn}"
+
+
+def _draws_while_asleep(out: Path, rank: int, sleeper: int) -> int:
+    """How many minibatches a learner began in the longest gap between two of the sleeper's."""
+    begun = []
+    for r in (sleeper, rank):
+        spans = [json.loads(x) for x in (out / f"trace-{r}.jsonl").open()]
+        begun.append([s["start_s"] for s in spans if s["kind"] == "compute"])
+    first, last = max(pairwise(begun[0]), key=lambda gap: gap[1] - gap[0])
+    return sum(first < start < last for start in begun[1])
 
 
 @pytest.mark.parametrize("mixing", topology.ROUNDS)

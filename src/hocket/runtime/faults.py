@@ -6,6 +6,7 @@
     Fault(rank=2, at_collective=5)           ... when it is about to begin its fifth collective:
                                              none of the others hears of it
     Fault(rank=2, at_draw=5, how="freeze")   SIGSTOP: it lives, but does nothing any more
+    Fault(rank=2, at_draw=5, how="nap")      SIGSTOP, and SIGCONT after a second
 
 A strategy that forks a collective and then draws may die at that draw before or after the others
 have its contribution; only `at_collective` ends it at a point that is the same in every run.
@@ -18,11 +19,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hocket.errors import require
+
+NAP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Fault:
     at_draw: int | None = None
     at_frame: int | None = None
     at_collective: int | None = None
-    how: Literal["kill", "freeze"] = "kill"
+    how: Literal["kill", "freeze", "nap"] = "kill"
 
     def __post_init__(self) -> None:
         given = [self.at_draw, self.at_frame, self.at_collective]
@@ -44,6 +48,8 @@ class Fault:
 
     def strike(self) -> None:
         """Let it happen, here and now."""
+        if self.how == "nap":
+            subprocess.Popen(["/bin/sh", "-c", f"sleep {NAP_S}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGKILL if self.how == "kill" else signal.SIGSTOP)
 
 

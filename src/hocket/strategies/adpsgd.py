@@ -165,8 +165,9 @@ class ADPSGD(Strategy):
         except WaitTimeoutError:
             await me.send(partner, "left out", number)
         else:
-            state.params.add_(half)  # eq. 1
-            state.mixes += 1
+            if half is not None:  # else the partner is about to begin anew
+                state.params.add_(half)  # eq. 1
+                state.mixes += 1
 
     # ------------------------------------------------------------------ the passive side
 
@@ -175,6 +176,9 @@ class ADPSGD(Strategy):
         while True:
             offer = await me.recv("offer")
             number, theirs = offer.payload
+            if known.left_out:  # our model is from another time, and about to be replaced
+                await me.send(offer.source, "half", (number, None))
+                continue
             half = torch.sub(state.params, theirs, out=theirs).mul_(0.5)
             state.params.sub_(half)  # eq. 1
             state.mixes += 1
@@ -197,6 +201,7 @@ class ADPSGD(Strategy):
     async def rejoin(self, me: Learner, state: RingState, known: Hearsay, grad: Grad) -> None:
         """Throw away a gradient from before the silence; begin from the neighbours' average."""
         await me.give_back(grad.tickets)
+        me.measure("left_out", 1.0)
         ring = known.living(me)
         place = ring.index(me.rank)
         models = []
