@@ -24,6 +24,7 @@ from hocket.runtime.faults import Fault
 from hocket.runtime.host_launcher import launcher_for
 from hocket.runtime.hosts import Host
 from hocket.runtime.metrics import Recorder
+from hocket.runtime.replay import Replay
 from hocket.runtime.simulator import Simulator
 from hocket.strategy import Strategy
 from hocket.task import Task
@@ -202,8 +203,9 @@ def run_simulated(
     *,
     resume: bool = False,
     progress: bool = True,
+    replay: Path | None = None,
 ) -> Result:
-    """Run an experiment in the simulator."""
+    """Run an experiment in the simulator; `replay`: as a real run of it went, in that directory."""
     require(
         experiment.options.on_loss != "stop",
         "runtime.on_loss = 'stop' cannot take effect in the simulator: leave the deaths out of the "
@@ -223,7 +225,11 @@ def run_simulated(
             )
             checkpoints = Checkpoints(path, experiment.options.keep_checkpoints)
             try:
-                simulator = Simulator(experiment, cluster, recorder, checkpoints, saved)
+                simulator = (
+                    Simulator(experiment, cluster, recorder, checkpoints, saved)
+                    if replay is None
+                    else Replay(experiment, cluster, recorder, checkpoints, replay)
+                )
                 with _stop_on_interrupt(simulator.stop, shown.say):
                     simulator.run()
                 for death in simulator.deaths_to_come():

@@ -90,6 +90,12 @@ def parser() -> argparse.ArgumentParser:
     simulate = _command(commands, "simulate", "train in the simulator, on any cluster", _SIMULATE)
     _run_options(simulate)
     simulate.add_argument("--cluster", metavar="FILE", help="a cluster file (see below)")
+    simulate.add_argument(
+        "--replay",
+        type=Path,
+        metavar="REAL",
+        help="play a real asynchronous run again, exchange by exchange (needs runtime.trace)",
+    )
     cli_speech.add_commands(commands)
     report = commands.add_parser("report", help="one HTML page that compares finished runs")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the first is the base")
@@ -163,9 +169,13 @@ def _run_options(command: argparse.ArgumentParser) -> None:
 def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Put the configuration together: saved run, then file, then flags, then --set."""
     tables: dict[str, dict[str, Any]] = {}
-    if args.resume:
-        rundir.saved_config(args.out)
-        tables = config.read(args.out / "config.json")
+    replayed: Path | None = getattr(args, "replay", None)
+    if args.resume and replayed:
+        raise ConfigError("--replay begins a run, --resume goes on with one: give one of them")
+    source: Path | None = args.out if args.resume else replayed
+    if source is not None:
+        rundir.saved_config(source)
+        tables = config.read(source / "config.json")
     if args.config:
         for name, table in config.read(args.config).items():
             tables.setdefault(name, {}).update(table)
@@ -221,7 +231,12 @@ def _simulate(args: argparse.Namespace) -> int:
     tables.setdefault("runtime", {})["learners"] = cluster.num_learners
     experiment = config.build_experiment(tables)
     result = api.run_simulated(
-        experiment, cluster, args.out, resume=args.resume, progress=not args.quiet
+        experiment,
+        cluster,
+        args.out,
+        resume=args.resume,
+        progress=not args.quiet,
+        replay=args.replay,
     )
     return _finish(result, "simulate")
 

@@ -89,6 +89,7 @@ def main(out: Path, options: dict[str, Any]) -> None:
             dist.step(loss.frames)
     torch.save(model.state_dict(), out / f"model-{rank}.pt")
     facts = {"alive": dist.alive, "frames": dist.frames, "lr": optimizer.param_groups[0]["lr"]}
+    facts["mixes"] = getattr(dist._runtime.state, "mixes", None)
     (out / f"facts-{rank}.json").write_text(json.dumps(facts))
 
 

@@ -19,12 +19,19 @@ from helpers.runs import simulated
 from torch import nn
 
 import hocket
-from hocket import SGD, AllReduceSGD, Constant, DelayByOne, KStep, Sequential
+from hocket import ADPSGD, DPSGD, SGD, AllReduceSGD, Constant, DelayByOne, KStep, Sequential
 from hocket.errors import ConfigError
 from hocket.runtime.transport import Store
 
 TESTS = Path(__file__).parents[1]
-STRATEGIES = [Sequential(), AllReduceSGD(), KStep(sync_every=3), DelayByOne()]
+STRATEGIES = [
+    Sequential(),
+    AllReduceSGD(),
+    KStep(sync_every=3),
+    DelayByOne(),
+    DPSGD(),
+    ADPSGD(),
+]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 
 
@@ -184,7 +191,9 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "strategy", [AllReduceSGD(), KStep(sync_every=3), DelayByOne()], ids=lambda s: s.name
+    "strategy",
+    [AllReduceSGD(), KStep(sync_every=3), DelayByOne(), DPSGD()],
+    ids=lambda s: s.name,
 )
 def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_path: Path) -> None:
     launch(tmp_path, 2, strategy={"name": strategy.name, **strategy.parameters()})
@@ -200,11 +209,19 @@ def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_p
     assert same(one, dict(twin.model))
 
 
-def test_an_asynchronous_strategy_works_too(tmp_path: Path) -> None:
-    launch(tmp_path, 2, strategy={"name": "push-pull"}, steps={"1": 5})
+@pytest.mark.parametrize("name", ["push-pull", "adpsgd"])
+def test_an_asynchronous_strategy_works_too(name: str, tmp_path: Path) -> None:
+    launch(tmp_path, 2, strategy={"name": name}, steps={"1": 5})
     one, other = models(tmp_path)
     assert same(one, other)
     assert not same(one, attached.build().state_dict())
+
+
+def test_services_run_inside_step(tmp_path: Path) -> None:
+    """A ring's exchanges are answered there, so learners mix while both still train."""
+    launch(tmp_path, 2, strategy={"name": "adpsgd"})
+    facts = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("facts-*.json"))]
+    assert min(f["mixes"] for f in facts) >= 3
 
 
 def test_whoever_has_fewer_steps_answers_with_weight_0(tmp_path: Path) -> None:
@@ -258,7 +275,7 @@ def test_saved_and_loaded_it_goes_on_as_before(tmp_path: Path) -> None:
     assert same(models(tmp_path / "whole")[0], models(tmp_path / "rest")[0])
 
 
-@pytest.mark.parametrize("name", ["allreduce", "kstep"])
+@pytest.mark.parametrize("name", ["allreduce", "kstep", "delay-by-one", "dpsgd", "adpsgd"])
 def test_a_killed_learner_does_not_stop_the_others(name: str, tmp_path: Path) -> None:
     launch(tmp_path, 3, strategy={"name": name}, faults=[{"rank": 1, "at_draw": 3}])
     went_on(tmp_path)

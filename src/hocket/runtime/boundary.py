@@ -46,6 +46,7 @@ async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
     desk.check_progress()
     if not desk.due().quiet:
         return desk.verdict(go_on=True)
+    desk.record("met", "")
     if desk.forks:
         raise ContractError(
             f"rank {desk.rank}: {desk.forks} forked effect(s) still in flight at a boundary: "

@@ -35,6 +35,7 @@ class Correspondence:
         self._arrived: Counter[int] = Counter()  # from whom
         self.device = torch.device("cpu")  # where the learner computes
         self.inbox = Inbox(rank)
+        self.record: Callable[[str, str], None] = lambda what, detail: None  # for the trace
         self.mailbox: Mailbox | None = None
 
     def open(self, make: Callable[..., Mailbox], failed: Deliver) -> None:
@@ -73,6 +74,7 @@ class Correspondence:
     def _arrive(self, message: Message, error: BaseException | None) -> None:
         self._arrived[message.source] += 1
         message.payload = move(message.payload, self.device)
+        self.record("arrived", f"{message.source}/{message.tag}")
         self.inbox.arrive(message)
 
     def receive(self, effect: Recv, deliver: Deliver, *, limited: bool) -> None:
@@ -98,6 +100,7 @@ class Correspondence:
         for w in list(self.inbox.waiting):
             if w.limit_s is not None and w.began_s + w.limit_s <= now:
                 self.inbox.waiting.remove(w)
+                self.record("expired", f"{w.recv.source}/{w.recv.tag}")
                 w.deliver(None, self._timed_out(w.recv.describe(), now - w.began_s))
 
     def _timed_out(self, what: str, waited_s: float) -> WaitTimeoutError:

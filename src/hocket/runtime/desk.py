@@ -106,6 +106,8 @@ class Desk:
         self.rng = random.Random(stable_seed(options.seed, "learner", rank))
         self.report = report
         self.tick: Callable[[], None] = lambda: None  # called often; the runtime may show progress
+        self.record: Callable[[str, str], None] = lambda what, detail: None  # for the trace
+        self.meets: Callable[[], bool] | None = None  # a replay knows when all met
         self.alive: tuple[int, ...] = tuple(range(options.learners))
         self.books = Books()
         self.measures: dict[str, Measure] = {}
@@ -275,6 +277,8 @@ class Desk:
 
     def due(self, *, agreed: bool = False) -> Due:
         """Return what this boundary has to do; once all have agreed, nobody's own wish counts."""
+        if self.meets is not None and not agreed:
+            return Due(False, False, False, False, wait=self.meets())
         finished = self.ledger.closed() or self.schedule_state.stop
         stop = self.stop_agreed
         if not agreed and (len(self.alive) == 1 or not self.experiment.strategy.synchronous):

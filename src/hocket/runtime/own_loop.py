@@ -307,11 +307,16 @@ class LoopRuntime(Trampoline):
     # ------------------------------------------------------------------ pumping
 
     def _pump(self) -> None:
-        """Advance tasks until the main one wants a gradient or has ended."""
+        """Take in what has come, and advance until the main task wants a gradient or has ended.
+
+        Services run here and nowhere else: between two calls the thread is the user's.
+        """
         while True:
             self.drain()
             if self._failure is not None:
                 raise self._failure
+            if self.concurrent and self._jobs.take(0.0):
+                continue
             if self._wanted is not None or self._ended is not None:
                 return
             self._wait()

@@ -89,6 +89,7 @@ class ProcessRuntime(Trampoline):
             precision=options.precision,
         )
         self._letters.device = self._worker.device
+        self._letters.record = self._record
         self._meeting = Meeting(
             self._worker.layout,
             self._worker.frozen,
@@ -179,6 +180,7 @@ class ProcessRuntime(Trampoline):
             self._note_event,
         )
         self._desk.tick = self._show_progress
+        self._desk.record = self._record
         self._together = Together(self._desk, self._worker, self._exchange, self._jobs, self._span)
         self._together.issuing = self._fate.issuing
         self.state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
@@ -301,6 +303,7 @@ class ProcessRuntime(Trampoline):
             return grad
 
         def finish(grad: Grad) -> Grad:
+            self._record("took", f"{ticket.epoch}/{ticket.index}")
             self._desk.drew(grad)
             return grad
 
@@ -363,6 +366,12 @@ class ProcessRuntime(Trampoline):
     def _span(self, kind: str, began: float, detail: str = "") -> None:
         offset = self._earlier_s - self._began
         self.trace.note(self.rank, kind, began + offset, time.monotonic() + offset, detail)
+
+    def _record(self, what: str, detail: str) -> None:
+        """Note what reached this learner, in its order: a replay needs no more."""
+        if not self._experiment.strategy.synchronous:
+            seen = f"{detail} {self._desk.frames}"  # the rate depends on how far it knew the run
+            self.trace.note(self.rank, what, self._now(), self._now(), seen)
 
     def _note_event(self, event: dict[str, Any]) -> None:
         self._report({"event": event["event"], "time_s": self._now(), "clock": "wall"} | event)

@@ -104,14 +104,14 @@ class Simulator(SimulatedExchange):
         self._plan_deaths(cluster.deaths, saved)
 
     def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
-        strategy, everyone = self._experiment.strategy, self.alive
-        ledger = (
-            ReplicatedLedger(self._pool, rank, everyone)
-            if strategy.synchronous
-            else SharedLedger(self._pool, rank, everyone, self._counters)
-        )
+        strategy = self._experiment.strategy
         desk = Desk(
-            self._experiment, self._pool, rank, ledger, self._worker.new_state(), self._note_event
+            self._experiment,
+            self._pool,
+            rank,
+            self._ledger(rank),
+            self._worker.new_state(),
+            self._note_event,
         )
         state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
         if saved is not None:
@@ -121,6 +121,11 @@ class Simulator(SimulatedExchange):
                 learner.inbox.arrive(message)
             return learner
         return SimLearner(desk, state, Inbox(rank))
+
+    def _ledger(self, rank: int) -> ReplicatedLedger | SharedLedger:
+        if self._experiment.strategy.synchronous:
+            return ReplicatedLedger(self._pool, rank, self.alive)
+        return SharedLedger(self._pool, rank, self.alive, self._counters)
 
     def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
         """Schedule what is to go wrong; what had gone wrong before a resumption is past."""
