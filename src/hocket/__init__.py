@@ -12,7 +12,7 @@ from hocket.errors import HocketError
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
-from hocket.strategies import ADPSGD, DPSGD, AllReduceSGD, DelayByOne, KStep, Sequential
+from hocket.strategies import ADPSGD, DPSGD, HADPSGD, AllReduceSGD, DelayByOne, KStep, Sequential
 from hocket.strategy import State, Strategy
 from hocket.task import Item, Loss, Task
 
@@ -20,6 +20,7 @@ __all__ = [
     "ADPSGD",
     "DNN",
     "DPSGD",
+    "HADPSGD",
     "SGD",
     "AdamW",
     "AllReduceSGD",

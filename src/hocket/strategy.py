@@ -10,8 +10,8 @@ The runtime contract
 3.  `Send` takes ownership of its payload: the sender may not touch it again (the simulator checks).
     The vector of a `Grad` may be shared between learners: it is read only (the simulator checks).
     A mean gradient that a step was made with is spent when the next collective begins.
-4.  `Gradient` reads `params` as they are when awaited; a strategy that mixes meanwhile passes a
-    copy.
+4.  `Gradient` and collectives read what they are given at any time until they are answered; a
+    strategy that mixes meanwhile passes a copy.
 5.  A service begun with `Start` lives until *every* rank's main task has returned.
 6.  `Boundary` is the only place where a run is stopped or checkpointed. Every forked effect has
     been awaited before it.
@@ -64,6 +64,7 @@ class Strategy(ABC):
     commits_when: ClassVar[str]  # the point at which drawn items count as learnt
     synchronous: ClassVar[bool]  # same effects in the same order everywhere; draws by number
     uses_messages: ClassVar[bool] = False  # asynchronous ones always may
+    moves_in_groups: ClassVar[bool] = False  # asynchronous, with an allreduce of its group per step
     evaluates: ClassVar[Literal["replica", "average", "root"]] = "replica"
     max_learners: ClassVar[int | None] = None
     needs_even_world: ClassVar[bool] = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from helpers.strategies import PushPull
 
-from hocket import ADPSGD, DPSGD, AllReduceSGD, DelayByOne, KStep, Sequential, Strategy
+from hocket import ADPSGD, DPSGD, HADPSGD, AllReduceSGD, DelayByOne, KStep, Sequential, Strategy
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ CASES = [
     Case(DPSGD(mixing="exponential"), (4,)),
     Case(ADPSGD(), (2, 4)),
     Case(ADPSGD(ring="fixed"), (4, 5)),
+    Case(HADPSGD(), (4, 5)),
     # not a product, but it proves the vocabulary, so it is held to the same
     Case(PushPull(), (2, 4)),
 ]

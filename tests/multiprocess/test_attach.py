@@ -19,7 +19,17 @@ from helpers.runs import simulated
 from torch import nn
 
 import hocket
-from hocket import ADPSGD, DPSGD, SGD, AllReduceSGD, Constant, DelayByOne, KStep, Sequential
+from hocket import (
+    ADPSGD,
+    DPSGD,
+    HADPSGD,
+    SGD,
+    AllReduceSGD,
+    Constant,
+    DelayByOne,
+    KStep,
+    Sequential,
+)
 from hocket.errors import ConfigError
 from hocket.runtime.transport import Store
 
@@ -31,6 +41,7 @@ STRATEGIES = [
     DelayByOne(),
     DPSGD(),
     ADPSGD(),
+    HADPSGD(),
 ]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 

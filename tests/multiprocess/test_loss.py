@@ -16,6 +16,7 @@ from helpers.tasks import Forking, Quadratic, Slow, WithBuffers
 from hocket import (
     ADPSGD,
     DPSGD,
+    HADPSGD,
     SGD,
     AllReduceSGD,
     Cluster,
@@ -201,6 +202,12 @@ def test_an_asynchronous_run_goes_on_too(transport: str, sharding: str) -> None:
 def test_a_ring_closes_around_the_lost(ring: Any, victims: tuple[int, ...]) -> None:
     faults = tuple(Fault(v, at_draw=2 + i) for i, v in enumerate(victims))
     run(ADPSGD(ring=ring), faults, epochs=3)
+
+
+@pytest.mark.parametrize("victims", [(0,), (1,), (2, 3), (0, 2, 3)], ids=str)
+def test_a_node_goes_on_without_its_leader(victims: tuple[int, ...]) -> None:
+    faults = tuple(Fault(v, at_draw=2 + i) for i, v in enumerate(victims))
+    run(HADPSGD(), faults, epochs=3)
 
 
 @pytest.mark.parametrize("sleeper", [0, 1, 3])

@@ -112,6 +112,7 @@ class Desk:
         self.books = Books()
         self.measures: dict[str, Measure] = {}
         self.forks = 0  # of the main task, in flight
+        self.group_wishes = False  # to meet all: rode along with the group's last collective
         self.stop_wanted = False  # by this learner's own signals
         self.stop_agreed = False  # by all
         self.aside_s = 0.0  # spent evaluating and checkpointing
@@ -279,6 +280,12 @@ class Desk:
         """Return what this boundary has to do; once all have agreed, nobody's own wish counts."""
         if self.meets is not None and not agreed:
             return Due(False, False, False, False, wait=self.meets())
+        if self.experiment.strategy.moves_in_groups and not agreed:
+            return Due(False, False, False, False, wait=self.group_wishes)
+        return self.wish(agreed=agreed)
+
+    def wish(self, *, agreed: bool = False) -> Due:
+        """Return what this learner, as far as it knows, would have to do at a boundary."""
         finished = self.ledger.closed() or self.schedule_state.stop
         stop = self.stop_agreed
         if not agreed and (len(self.alive) == 1 or not self.experiment.strategy.synchronous):

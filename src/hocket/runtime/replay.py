@@ -27,11 +27,12 @@ from hocket.effects import Message, Recv, Send
 from hocket.errors import ConfigError, DeadlockError, require
 from hocket.experiment import Experiment
 from hocket.runtime.cost import Cluster
+from hocket.runtime.desk import Note
 from hocket.runtime.inbox import Waiting
 from hocket.runtime.simulator import Simulator
 from hocket.runtime.trampoline import Deliver
 
-TOOK, ARRIVED, EXPIRED, MET = "took", "arrived", "expired", "met"
+TOOK, ARRIVED, EXPIRED, MET, JOINED = "took", "arrived", "expired", "met", "joined"
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Script:
         script = cls()
         for line in path.read_text().splitlines():
             span = json.loads(line)
-            if span["kind"] in (TOOK, ARRIVED, EXPIRED, MET):
+            if span["kind"] in (TOOK, ARRIVED, EXPIRED, MET, JOINED):
                 detail, _, frames = span["detail"].rpartition(" ")
                 script.steps.append(f"{span['kind']} {detail}")
                 script.frames.append(int(frames))
@@ -177,6 +178,14 @@ class Replay(Simulator):
 
         self._enable(effect.to, f"{ARRIVED} {rank}/{effect.tag}", arrive)
         deliver(None, None)
+
+    def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
+        handed = super()._in_group(rank, note, deliver)
+
+        def arrive(answer: Any, error: BaseException | None) -> None:
+            self._enable(rank, f"{JOINED} ", lambda: _done(handed, answer, error))
+
+        return arrive
 
     def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
         waiting, inbox = Waiting(effect, deliver), self.learners[rank].inbox

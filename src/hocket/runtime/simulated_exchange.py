@@ -95,6 +95,9 @@ class SimulatedExchange(Trampoline):
             post.weight = learner.desk.ledger.pending_frames if given is None else given
         if isinstance(post.effect, AllReduce | MeanGradient) and group is None:
             self._board(learner.desk, post)
+        if isinstance(post.effect, AllReduce) and group is not None:
+            moves = self._experiment.strategy.moves_in_groups
+            post.stop = moves and learner.desk.wish().quiet
         number = learner.collectives[group]
         learner.collectives[group] += 1
         meet = self._meets.setdefault((group, number), Meet(group))
@@ -153,17 +156,22 @@ class SimulatedExchange(Trampoline):
             self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
         )
         sent = int(trips * size_bytes * (len(members) - 1) / len(members))
-        note = None
-        if getattr(effect, "group", None) is None:
-            tally = collectives.total([p.tally for p in posts])
-            note = Note(members, tally, any(p.stop for p in posts))
+        tally = collectives.total([p.tally for p in posts])
+        note = Note(members, tally, any(p.stop for p in posts))
+        everyone = getattr(effect, "group", None) is None
         for rank, post, answer in zip(members, posts, answers, strict=True):
             if isinstance(answer, Grad):
                 self.learners[rank].lent = answer
             self.desk(rank).books.bytes_sent += sent
             if size_bytes:
                 self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
-            self._deliver_at(end, rank, self._with_note(rank, note, post.deliver), answer)
+            deliver = post.deliver
+            if everyone:
+                deliver = self._with_note(rank, note, deliver)
+            else:
+                wished = isinstance(effect, AllReduce)
+                deliver = self._in_group(rank, note if wished else None, deliver)
+            self._deliver_at(end, rank, deliver, answer)
 
     def _no_root(self, members: tuple[int, ...], posts: list[Post]) -> None:
         for rank, post in zip(members, posts, strict=True):
@@ -175,13 +183,20 @@ class SimulatedExchange(Trampoline):
         if self._experiment.strategy.synchronous:
             post.tally, post.stop = desk.own_tally.take(), desk.stop_wanted
 
-    def _with_note(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
+    def _with_note(self, rank: int, note: Note, deliver: Deliver) -> Deliver:
+        def arrive(answer: Any, error: BaseException | None) -> None:
+            try:
+                self.desk(rank).took_part(note)
+            except DivergedError as failure:
+                answer, error = None, failure
+            deliver(answer, error)
+
+        return arrive
+
+    def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
         def arrive(answer: Any, error: BaseException | None) -> None:
             if note is not None:
-                try:
-                    self.desk(rank).took_part(note)
-                except DivergedError as failure:
-                    answer, error = None, failure
+                self.desk(rank).group_wishes = note.stop
             deliver(answer, error)
 
         return arrive

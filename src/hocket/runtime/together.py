@@ -97,9 +97,15 @@ class Together:
             return NOTHING
         return Riding(self._desk.own_tally.take(), self._desk.stop_wanted)
 
+    def _riding_in_group(self) -> Riding:
+        """Let a wish to meet all ride along: members of a group must reach the same boundary."""
+        if not self._desk.experiment.strategy.moves_in_groups:
+            return NOTHING
+        return Riding(Tally(), self._desk.wish().quiet)
+
     def _all_reduce(self, effect: AllReduce, deliver: Deliver) -> None:
         weight = float(self._pending if effect.weight is None else effect.weight)
-        riding = self._riding() if effect.group is None else NOTHING
+        riding = self._riding() if effect.group is None else self._riding_in_group()
         size = effect.x.numel() * 4
         self._desk.books.bytes_sent += self._others.reduced_bytes(size, effect.group)
         self.communicate(
@@ -213,6 +219,10 @@ class Together:
             try:
                 if everyone:
                     self._desk.took_part(note)
+                else:
+                    self._desk.record("joined", "")
+                    if note.rode:
+                        self._desk.group_wishes = note.stop
             except HocketError as failure:
                 deliver(None, failure)
             else:

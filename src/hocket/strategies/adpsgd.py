@@ -72,7 +72,7 @@ class Hearsay:
     left_out: bool = False  # somebody waited for us in vain
 
     def living(self, me: Learner) -> list[int]:
-        """Return the ring as this learner knows it."""
+        """Return who lives, as far as this learner knows."""
         return [rank for rank in me.alive if rank not in self.lost]
 
 
@@ -126,18 +126,22 @@ class ADPSGD(Strategy):
             await me.commit()
         return state
 
+    def members(self, me: Learner, known: Hearsay) -> list[int]:
+        """Return the ring."""
+        return known.living(me)
+
     # ------------------------------------------------------------------ the active side
 
     async def begin_exchange(self, me: Learner, known: Hearsay) -> None:
         """Let the service begin one, unless the last is still under way."""
-        if not known.busy and topology.is_active(me.rank, known.living(me)):
+        if not known.busy and topology.is_active(me.rank, self.members(me, known)):
             known.busy = True
             await me.send(me.rank, "go", None)
 
     def partner(self, me: Learner, known: Hearsay) -> int | None:
         """Draw a passive learner; None if there is none."""
         choose = topology.ring_partners if self.ring == "fixed" else topology.all_partners
-        partners = choose(me.rank, known.living(me))
+        partners = choose(me.rank, self.members(me, known))
         return me.rng.choice(partners) if partners else None
 
     async def exchange(self, me: Learner, state: RingState, known: Hearsay) -> None:
@@ -201,8 +205,12 @@ class ADPSGD(Strategy):
     async def rejoin(self, me: Learner, state: RingState, known: Hearsay, grad: Grad) -> None:
         """Throw away a gradient from before the silence; begin from the neighbours' average."""
         await me.give_back(grad.tickets)
+        await self.take_neighbours_mean(me, state, known)
+
+    async def take_neighbours_mean(self, me: Learner, state: RingState, known: Hearsay) -> None:
+        """Replace the model by the mean of those to the left and right."""
         me.measure("left_out", 1.0)
-        ring = known.living(me)
+        ring = self.members(me, known)
         place = ring.index(me.rank)
         models = []
         for neighbour in sorted({ring[place - 1], ring[(place + 1) % len(ring)]} - {me.rank}):
