@@ -288,6 +288,7 @@ class ProcessRuntime(Trampoline):
     def _gradient(self, params: torch.Tensor, deliver: Deliver) -> None:
         ticket = self._desk.ledger.draw()
         if ticket.dry:
+            self._record("dry", "")
             grad = self._worker.dry()
             grad.tickets = (ticket,)
             deliver(grad, None)

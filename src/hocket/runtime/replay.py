@@ -32,7 +32,9 @@ from hocket.runtime.inbox import Waiting
 from hocket.runtime.simulator import Simulator
 from hocket.runtime.trampoline import Deliver
 
-TOOK, ARRIVED, EXPIRED, MET, JOINED = "took", "arrived", "expired", "met", "joined"
+TOOK, NOTHING_LEFT = "took", "dry"  # a draw, answered or in vain
+ARRIVED, EXPIRED, MET, JOINED = "arrived", "expired", "met", "joined"
+KINDS = (TOOK, NOTHING_LEFT, ARRIVED, EXPIRED, MET, JOINED)
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Script:
         script = cls()
         for line in path.read_text().splitlines():
             span = json.loads(line)
-            if span["kind"] in (TOOK, ARRIVED, EXPIRED, MET, JOINED):
+            if span["kind"] in KINDS:
                 detail, _, frames = span["detail"].rpartition(" ")
                 script.steps.append(f"{span['kind']} {detail}")
                 script.frames.append(int(frames))
@@ -61,6 +63,11 @@ class Script:
                 epoch, index = detail.split("/")
                 script.draws.append((int(epoch), int(index)))
         return script
+
+    @property
+    def next(self) -> str | None:
+        """The next step."""
+        return self.steps[0] if self.steps else None
 
     def take(self) -> int:
         """Strike off the next step, and return the frames known by then."""
@@ -88,8 +95,13 @@ class RecordedLedger(SharedLedger):
 
     def draw(self) -> Ticket:
         """Take the next item on record."""
-        if not self.script.draws:
+        if self.script.next == f"{NOTHING_LEFT} ":
+            self.script.take()
             return Ticket(self.epoch, DRY, 0)
+        require(
+            bool(self.script.draws),
+            "the record does not fit this experiment: more is drawn than was",
+        )
         place = self.script.draws.popleft()
         self._counters.add("drawn", 1)
         ticket = Ticket(*place, int(self._pool.frames[place[1]]))
@@ -124,7 +136,7 @@ class Replay(Simulator):
     def _meets_now(self, rank: int) -> bool:
         """True if this is where the learner met the others."""
         script = self._scripts[rank]
-        if not script.steps or script.steps[0] != f"{MET} ":
+        if script.next != f"{MET} ":
             return False
         script.take()
         self._at(self.now, lambda: self._proceed(rank))
@@ -160,6 +172,7 @@ class Replay(Simulator):
         def hand_over(value: Any, error: BaseException | None) -> None:
             place = value.tickets[0]
             if place.dry:
+                self._at(self.now, lambda: self._proceed(rank))
                 deliver(value, error)
             else:
                 step = f"{TOOK} {place.epoch}/{place.index}"
