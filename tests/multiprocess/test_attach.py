@@ -217,7 +217,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
         KStep(sync_every=3),
         DelayByOne(),
         BMUF(sync_every=3),
-        BMUF(sync_every=3, local_momentum="average", nesterov=False, warm_start_frames=200),
+        BMUF(sync_every=3, local_momentum="average", nesterov=False, warm_start_frames=384),
         DiLoCo(sync_every=4),
     ],
     ids=lambda s: s.name,
@@ -250,6 +250,7 @@ def test_methods_with_a_centre_load_it_at_the_end(strategy: Any, tmp_path: Path)
     assert dev_loss(one) < 0.8 * dev_loss(attached.build().state_dict())
 
 
+@torch.no_grad()
 def dev_loss(state: dict[str, torch.Tensor]) -> float:
     job, model = attached.task(), attached.build()
     model.load_state_dict(state)
