@@ -70,6 +70,20 @@ def made_up(loss: float) -> outcome.Outcome:
     return outcome.Outcome(loss, 0.5, 100, 0, 3.0, 1000, 0.5, points, 1.0)
 
 
+def test_the_full_form_is_recorded_with_command_commit_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setitem(SIZES, "full", SIZES["smoke"])
+    assert main(["reproduce", "adaptive-k", "--jobs", "1", "--seeds", "1"]) == 0
+    page = (tmp_path / "docs/results/adaptive-k.md").read_text()
+    assert page.startswith("# adaptive-k: inconclusive")
+    assert "two or more are needed" in page
+    assert f"`hocket reproduce adaptive-k --seeds 1` at commit {writing.commit()}" in page
+    assert "cores." in page
+
+
 def test_an_unknown_claim_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'k-sweep'"):
         find("k-swep")

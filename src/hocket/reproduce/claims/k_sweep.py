@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Bar, Spread
-from hocket.report.page import legend
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
@@ -91,11 +90,9 @@ class KSweep(Claim):
             over_bytes.append(_spread(f"P={p}, fixed K", fixed, sent, 2 * n))
             single = _spread(f"P={p}, adaptive", [adaptive], [_sent(adaptive) / 1e6], 2 * n + 1)
             over_bytes.append(single)
-        key = legend([(s.name, s.colour) for s in over_bytes])
         return [
             charts.dots("dev loss over K", "K", over_k, doubling=True, level=level),
             charts.dots("dev loss over MB sent", "MB", over_bytes, doubling=True, level=level),
-            key,
         ]
 
 
