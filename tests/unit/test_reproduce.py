@@ -14,6 +14,7 @@ import scipy.stats
 from hocket import KStep
 from hocket.cli import main
 from hocket.errors import ConfigError
+from hocket.report.runs import Point
 from hocket.reproduce import all_claims, cache, checks, execute, find, outcome, statistics, writing
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.command import UNFINISHED
@@ -66,7 +67,7 @@ def test_every_claim_can_be_judged_at_every_scale(claim: Claim) -> None:
 
 
 def made_up(loss: float) -> outcome.Outcome:
-    points = tuple(outcome.Point(n, 10 * n, loss + 1 / n, 0.5) for n in (1, 2, 3))
+    points = tuple(Point(n, 10 * n, loss + 1 / n, 0.5) for n in (1, 2, 3))
     return outcome.Outcome(loss, 0.5, 100, 0, 3.0, 1000, 0.5, points, 1.0)
 
 
