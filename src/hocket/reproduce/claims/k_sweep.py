@@ -43,13 +43,14 @@ class KSweep(Claim):
 
     def runs(self, bench: Bench) -> list[Run]:
         """Every K with every number of learners, at every rate; and the sequential run."""
+        every = bench.pick(smoke=0.5, quick=0.125, full=0.25)
         arms: list[tuple[str, Strategy, int]] = []
         for p in self.learners(bench):
             arms += [(f"P={p} K={k}", KStep(sync_every=k), p) for k in self.ks(bench)]
             first = max(self.ks(bench))
             arms.append((f"P={p} adaptive", AdaptiveKStep(sync_every=first), p))
-        return bench.sequential(self.rates(bench), evaluate_every=0.25) + [
-            bench.run(arm, how, p, seed=seed, lr=lr, setting=f"lr {lr:g}", evaluate_every=0.25)
+        return bench.sequential(self.rates(bench), evaluate_every=every) + [
+            bench.run(arm, how, p, seed=seed, lr=lr, setting=f"lr {lr:g}", evaluate_every=every)
             for arm, how, p in arms
             for lr in self.rates(bench)
             for seed in bench.seeds
