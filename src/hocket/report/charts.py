@@ -205,9 +205,12 @@ def _spread(frame: _Frame, s: Spread, points: Sequence[tuple[float, ...]]) -> li
             f'V{frame.y(high):.1f}"/><circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" '
             f'fill="{s.colour}"><title>{escape(s.name)}: {y:.4g}</title></circle>'
         )
-    x, y = points[-1][:2] if points else (0.0, 0.0)
+    if not points:
+        return []
+    x, y, *_ = max(points)
+    lift = -8 if len(points) > 1 else 18  # a lone point lies on another's line more often than not
     parts.append(
-        f'<text class="tick" x="{frame.x(x):.1f}" y="{frame.y(y) - 8:.1f}" text-anchor="end" '
+        f'<text class="tick" x="{frame.x(x):.1f}" y="{frame.y(y) + lift:.1f}" text-anchor="end" '
         f'style="fill:{s.colour}">{escape(s.name)}</text>'
     )
     return parts
