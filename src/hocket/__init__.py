@@ -12,28 +12,50 @@ from hocket.errors import HocketError
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
-from hocket.strategies import ADPSGD, DPSGD, HADPSGD, AllReduceSGD, DelayByOne, KStep, Sequential
+from hocket.strategies import (
+    ADMM,
+    ADPSGD,
+    BMUF,
+    DPSGD,
+    EASGD,
+    HADPSGD,
+    AdaptiveKStep,
+    AllReduceSGD,
+    AsyncEASGD,
+    DelayByOne,
+    DiLoCo,
+    KStep,
+    ModelAveraging,
+    Sequential,
+)
 from hocket.strategy import State, Strategy
 from hocket.task import Item, Loss, Task
 
 __all__ = [
+    "ADMM",
     "ADPSGD",
+    "BMUF",
     "DNN",
     "DPSGD",
+    "EASGD",
     "HADPSGD",
     "SGD",
     "AdamW",
+    "AdaptiveKStep",
     "AllReduceSGD",
+    "AsyncEASGD",
     "Cluster",
     "Constant",
     "Death",
     "DelayByOne",
+    "DiLoCo",
     "Exponential",
     "HocketError",
     "Host",
     "Item",
     "KStep",
     "Loss",
+    "ModelAveraging",
     "Newbob",
     "Pause",
     "Result",

@@ -77,11 +77,14 @@ class Learner:
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Who took part in the last collective of all; a death since then is not in it yet."""
+        """Who took part in the last collective of all; the same on every synchronous learner.
+
+        A death since then is not in it yet.
+        """
         return self._alive()
 
-    def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
-        """One optimizer step at the current rate. A dry gradient moves nothing.
+    def step_(self, params: Flat, grad: Grad, optimizer_state: Any, scale: float = 1.0) -> None:
+        """One optimizer step, at `scale` times the current rate. A dry gradient moves nothing.
 
         In lower precision one that is not finite is skipped and counted. A mean is the same to the
         bit on all learners, so all of them skip it or none.
@@ -92,7 +95,7 @@ class Learner:
         if self._skip is not None and not finite(whole):
             self._skip()
         else:
-            self.optimizer.apply_(params, whole, optimizer_state, self.lr)
+            self.optimizer.apply_(params, whole, optimizer_state, self.lr * scale)
         grad.spent = True
 
     async def gradient(self, params: Flat) -> Grad:

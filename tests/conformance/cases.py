@@ -6,7 +6,23 @@ from dataclasses import dataclass
 
 from helpers.strategies import PushPull
 
-from hocket import ADPSGD, DPSGD, HADPSGD, AllReduceSGD, DelayByOne, KStep, Sequential, Strategy
+from hocket import (
+    ADMM,
+    ADPSGD,
+    BMUF,
+    DPSGD,
+    EASGD,
+    HADPSGD,
+    AdaptiveKStep,
+    AllReduceSGD,
+    AsyncEASGD,
+    DelayByOne,
+    DiLoCo,
+    KStep,
+    ModelAveraging,
+    Sequential,
+    Strategy,
+)
 
 
 @dataclass(frozen=True)
@@ -16,11 +32,20 @@ class Case:
     strategy: Strategy
     learners: tuple[int, ...]
     one_learner_is_sgd: bool = True  # to the bit
+    thorough: bool = True  # False: its effects are much like another row's, so fewer seeds do
+
+    @property
+    def seeds(self) -> int:
+        """How many random clusters and fault plans; 1000 in the long form."""
+        return 200 if self.thorough else 30
 
     @property
     def id(self) -> str:
+        usual = type(self.strategy)().parameters()
         return self.strategy.name + "".join(
-            f"-{key}{value}" for key, value in self.strategy.parameters().items()
+            f"-{key}{value}"
+            for key, value in self.strategy.parameters().items()
+            if value != usual[key]
         )
 
 
@@ -29,6 +54,25 @@ CASES = [
     Case(AllReduceSGD(), (2, 4)),
     Case(KStep(sync_every=1), (2, 4)),
     Case(KStep(sync_every=3), (2, 4)),
+    Case(AdaptiveKStep(sync_every=4, accept=True), (4,), one_learner_is_sgd=False),
+    Case(ModelAveraging(sync_every=2), (4,), thorough=False),
+    Case(BMUF(sync_every=2, local_momentum="keep"), (2, 4), thorough=False),
+    Case(
+        BMUF(sync_every=3, block_momentum=0.5, nesterov=False, warm_start_frames=12),
+        (4,),
+        one_learner_is_sgd=False,
+        thorough=False,
+    ),
+    Case(
+        DiLoCo(sync_every=3, outer_lr=1.0, outer_momentum=0.6),
+        (4,),
+        one_learner_is_sgd=False,
+        thorough=False,
+    ),
+    Case(EASGD(sync_every=2), (2, 4), one_learner_is_sgd=False),
+    Case(AsyncEASGD(sync_every=2), (2, 4), one_learner_is_sgd=False),
+    Case(ADMM(sync_every=1), (4,), thorough=False),
+    Case(ADMM(sync_every=3), (4,), one_learner_is_sgd=False, thorough=False),
     Case(DelayByOne(), (2, 4)),
     Case(DPSGD(), (2, 4)),
     Case(DPSGD(mixing="random_ring"), (4, 5)),

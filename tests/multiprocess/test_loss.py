@@ -19,6 +19,7 @@ from hocket import (
     HADPSGD,
     SGD,
     AllReduceSGD,
+    AsyncEASGD,
     Cluster,
     Constant,
     Death,
@@ -202,6 +203,12 @@ def test_an_asynchronous_run_goes_on_too(transport: str, sharding: str) -> None:
 def test_a_ring_closes_around_the_lost(ring: Any, victims: tuple[int, ...]) -> None:
     faults = tuple(Fault(v, at_draw=2 + i) for i, v in enumerate(victims))
     run(ADPSGD(ring=ring), faults, epochs=3)
+
+
+@pytest.mark.parametrize("victims", [(1,), (0,), (0, 1)], ids=str)
+def test_the_centre_is_kept_by_the_next(victims: tuple[int, ...]) -> None:
+    faults = tuple(Fault(v, at_draw=3 + 2 * i) for i, v in enumerate(victims))
+    run(AsyncEASGD(sync_every=2), faults, epochs=3)
 
 
 @pytest.mark.parametrize("victims", [(0,), (1,), (2, 3), (0, 2, 3)], ids=str)

@@ -113,9 +113,20 @@ def test_a_rule_that_is_broken_is_seen(tmp_path: Path) -> None:
 def test_public_names_are_pinned() -> None:
     assert set(hocket.__all__) == {
         "ADPSGD", "DPSGD", "HADPSGD", "DelayByOne",
-        "DNN", "SGD", "AdamW", "AllReduceSGD", "Cluster", "Constant", "Death", "Exponential",
-        "HocketError", "Host", "Item", "KStep", "Loss", "Newbob", "Pause", "Result", "Sequential",
-        "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach", "simulate", "train",
+        "ADMM", "BMUF", "DNN", "EASGD", "SGD", "AdamW", "AdaptiveKStep", "AllReduceSGD",
+        "AsyncEASGD", "Cluster", "Constant", "Death", "DiLoCo", "Exponential", "HocketError",
+        "Host", "Item", "KStep", "Loss", "ModelAveraging", "Newbob", "Pause", "Result",
+        "Sequential", "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach",
+        "simulate", "train",
     }  # fmt: skip
     for name in hocket.__all__:
         assert hasattr(hocket, name)
+
+
+def test_every_strategy_has_its_page() -> None:
+    from hocket.strategies import STRATEGIES
+
+    for name in STRATEGIES:
+        page = (ROOT.parents[1] / "docs" / "strategies" / f"{name}.md").read_text()
+        assert page.startswith(f"# {name}"), name
+        assert "**Differences from the" in page, name

@@ -14,6 +14,8 @@ import scipy.stats
 from hocket import KStep
 from hocket.cli import main
 from hocket.errors import ConfigError
+from hocket.report import charts
+from hocket.report.runs import Point
 from hocket.reproduce import all_claims, cache, checks, execute, find, outcome, statistics, writing
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.command import UNFINISHED
@@ -66,13 +68,70 @@ def test_every_claim_can_be_judged_at_every_scale(claim: Claim) -> None:
 
 
 def made_up(loss: float) -> outcome.Outcome:
-    points = tuple(outcome.Point(n, 10 * n, loss + 1 / n, 0.5) for n in (1, 2, 3))
+    points = tuple(Point(n, 10 * n, loss + 1 / n, 0.5) for n in (1, 2, 3))
     return outcome.Outcome(loss, 0.5, 100, 0, 3.0, 1000, 0.5, points, 1.0)
+
+
+def test_the_full_form_is_recorded_with_command_commit_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setitem(SIZES, "full", SIZES["smoke"])
+    assert main(["reproduce", "adaptive-k", "--jobs", "1", "--seeds", "1"]) == 0
+    page = (tmp_path / "docs/results/adaptive-k.md").read_text()
+    assert page.startswith("# adaptive-k: inconclusive")
+    assert "two or more are needed" in page
+    assert f"`hocket reproduce adaptive-k --seeds 1` at commit {writing.commit()}" in page
+    assert "cores." in page
 
 
 def test_an_unknown_claim_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'k-sweep'"):
         find("k-swep")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--lr", "0"], "--lr must be above 0"),
+        (["--epochs", "0"], "--epochs must be above 0"),
+        (["--seeds", "0"], "--seeds must be above 0"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
+        (["--minutes", "0"], "--minutes must be above 0"),
+        (["--task", "nowhere"], "neither 'synthetic' nor a folder"),
+    ],
+)
+def test_bad_options_are_refused(
+    more: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "k-sweep", "--smoke", *more]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_task_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Task, model, rate and epochs; what the claim decides is refused."""
+    (tmp_path / "task.toml").write_text(
+        "[task]\nnum_frames = 600\ndev_frames = 100\nbatch_frames = 50\n"
+        "[model]\nlayers = 1\nwidth = 8\n[optimizer]\nlr = 0.05\n[schedule]\nepochs = 2\n"
+    )
+    ask = ["reproduce", "k-sweep", "--smoke", "--jobs", "1", "--out", str(tmp_path / "out")]
+    assert main([*ask, "--config", str(tmp_path / "task.toml")]) == 0
+    kept = list((tmp_path / "out/cache").glob("*/outcome.json"))
+    assert {outcome.read(path).frames for path in kept} == {2 * 600}
+    (tmp_path / "bad.toml").write_text('[strategy]\nname = "bmuf"\n')
+    assert main([*ask, "--config", str(tmp_path / "bad.toml")]) == 2
+    assert "[strategy] cannot take effect here" in capsys.readouterr().err
+
+
+def test_dots_have_doubling_ticks_a_level_and_names() -> None:
+    series = charts.Spread("P=4", [(1.0, 0.5, 0.4, 0.6), (8.0, 0.7, 0.7, 0.7)], "#123456")
+    level = charts.Bar("sequential", 0.45, 0.44, 0.46, "#888888")
+    drawn = charts.dots("loss over K", "K", [series], doubling=True, level=level)
+    assert all(f">{tick}</text>" in drawn for tick in (1, 2, 4, 8))
+    assert ">P=4</text>" in drawn
+    assert ">sequential</text>" in drawn
+    assert "no data" in charts.dots("", "", [charts.Spread("", [], "")])
 
 
 # ------------------------------------------------------------------ running

@@ -104,7 +104,9 @@ def bench_of(claim: Claim, args: argparse.Namespace) -> Bench:
     bench = Bench(scale, size.task, size.epochs, tuple(range(size.seeds)), LR)
     if args.task is not None or args.config is not None:
         bench = _with_task(bench, size, args)
-    require(args.seeds is None or args.seeds >= 1, f"--seeds must be at least 1, not {args.seeds}")
+    for option in ("lr", "epochs", "seeds"):
+        given = getattr(args, option)
+        require(given is None or given > 0, f"--{option} must be above 0, not {given}")
     return replace(
         bench,
         lr=args.lr or bench.lr,

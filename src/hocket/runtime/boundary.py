@@ -152,6 +152,7 @@ async def _evaluate(
     scores = await Evaluate(model)
     while scores.frames < desk.pool.frames_in("dev"):  # somebody died with a slice in hand
         scores = await Evaluate(model)
+    desk.scoring_state = None  # a strategy that scores a model by itself has its own buffers
     desk.evaluated(scores)
     if desk.rank == desk.alive[0]:
         desk.report(

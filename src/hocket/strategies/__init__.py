@@ -4,26 +4,55 @@ from __future__ import annotations
 
 from typing import Final
 
+from hocket.strategies.adaptive_kstep import AdaptiveKStep
+from hocket.strategies.admm import ADMM
 from hocket.strategies.adpsgd import ADPSGD
 from hocket.strategies.allreduce import AllReduceSGD
+from hocket.strategies.bmuf import BMUF
 from hocket.strategies.delay_by_one import DelayByOne
+from hocket.strategies.diloco import DiLoCo
 from hocket.strategies.dpsgd import DPSGD
+from hocket.strategies.easgd import EASGD, AsyncEASGD
 from hocket.strategies.hadpsgd import HADPSGD
 from hocket.strategies.kstep import KStep
+from hocket.strategies.model_averaging import ModelAveraging
 from hocket.strategies.sequential import Sequential
 from hocket.strategy import Strategy
 
 STRATEGIES: Final[dict[str, type[Strategy]]] = {
-    c.name: c for c in (Sequential, AllReduceSGD, KStep, DelayByOne, DPSGD, ADPSGD, HADPSGD)
+    c.name: c
+    for c in (
+        Sequential,
+        AllReduceSGD,
+        KStep,
+        AdaptiveKStep,
+        ModelAveraging,
+        BMUF,
+        DiLoCo,
+        EASGD,
+        AsyncEASGD,
+        ADMM,
+        DelayByOne,
+        DPSGD,
+        ADPSGD,
+        HADPSGD,
+    )
 }
 
 __all__ = [
+    "ADMM",
     "ADPSGD",
+    "BMUF",
     "DPSGD",
+    "EASGD",
     "HADPSGD",
     "STRATEGIES",
+    "AdaptiveKStep",
     "AllReduceSGD",
+    "AsyncEASGD",
     "DelayByOne",
+    "DiLoCo",
     "KStep",
+    "ModelAveraging",
     "Sequential",
 ]
