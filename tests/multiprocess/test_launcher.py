@@ -114,7 +114,8 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> No
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    process = start(tmp_path, "--set", "strategy.sync_every=100000")  # no boundary for a long time
+    long = ["--set", "strategy.sync_every=100000", "--set", "task.num_frames=1000000"]
+    process = start(tmp_path, *long)  # no boundary for a long time
     wait_for(lambda: len(learners_of(process)) == 2)
     time.sleep(1.0)
     below = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
@@ -122,7 +123,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "ended at once" in err
     wait_for(lambda: gone(below), 20)
 
