@@ -1,0 +1,375 @@
+"""Natural-gradient SGD's preconditioner: an online, low-rank estimate of the Fisher matrix.
+
+Reference: D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with natural gradient and
+parameter averaging", arXiv:1410.7455 (ICLR workshop 2015). The constants are those of Kaldi's code
+(`OnlineNaturalGradient`), and so are the results: tests compare with its own output.
+
+The idea
+--------
+A linear layer sees N rows per minibatch: inputs x_n (with a 1 appended for the bias) and
+derivatives y_n of the loss by its outputs. Its gradient is Y'X. Each side has a matrix of second
+moments, F_x = mean of x x', F_y = mean of y y'; the Fisher matrix of the layer is modelled as their
+Kronecker product, so the natural gradient (Y F_y^-1)' (X F_x^-1) needs nothing but each side's rows
+multiplied by an inverse. (`'` is the transpose.) The two sides are alike and independent; from here
+on X stands for either.
+
+The estimate, of rank R in D dimensions, is kept as
+
+    F = O' diag(d) O + rho I,          O O' = I (O is R x D),  d > 0,  rho > 0             (1)
+    tr F = D rho + sum d                                                                   (2)
+
+Applying it
+-----------
+The inverse is smoothed by a share alpha of the mean eigenvalue, G = F + (alpha/D) tr(F) I. All but
+R of its eigenvalues are
+
+    beta = rho (1 + alpha) + alpha sum(d) / D                                              (3)
+
+and the others beta + d_i. So beta G^-1 leaves a row as it is, but for R directions that it shrinks:
+
+    beta G^-1 = I - O' E O,            e_i = d_i / (beta + d_i) = 1 / (beta / d_i + 1)     (4)
+    X^ = X - H W,                      H = X W',  W = E^1/2 O                              (5)
+
+W, not O, is stored: (5) is two thin products. The lost length comes back as a scalar,
+
+    s = |X| / |X^|   (Frobenius norms; 1 if X is zero)                                     (6)
+
+one for each side, so that the step has the size that the learning rate means.
+
+Updating it
+-----------
+After use, the minibatch enters with weight eta = 1 - exp(-N / S):
+
+    T = (eta/N) X'X + (1 - eta) F                                                          (7)
+
+F's new directions are one step of the power method, O T, made orthonormal by the eigenvectors of
+
+    Z = (O T) (O T)' = U diag(c) U',   O_new = c^-1/2 U' O T                               (8)
+
+because O is nearly right already. sqrt(c) then estimates T's leading eigenvalues, and rho is what
+leaves the trace as it was:
+
+    rho_new = (tr T - sum sqrt(c)) / (D - R),     d_new = sqrt(c) - rho_new                (9)
+
+No D x D matrix is formed. With J = H'X, L = H'H, K = J J' and q = d + rho,
+
+    O T = (eta/N) E^-1/2 J + (1 - eta) diag(q) O                                          (10)
+    Z   = a^2 E^-1/2 K E^-1/2 + a (1-eta) (E^-1/2 L E^-1/2 * (q_i + q_j)) + (1-eta)^2 diag(q)^2,
+          a = eta/N, since O T O' = E^-1/2 (a L) E^-1/2 + ...                             (11)
+    W_new = E_new^1/2 c^-1/2 U' O T = A (J + ((1-eta)/a) diag(q) W),
+            A_ij = a sqrt(e_new_i / c_i) U_ji / sqrt(e_j)                                 (12)
+
+| symbol | here                 |                                                     |
+|--------|----------------------|-----------------------------------------------------|
+| R      | `rank`               | 20 for inputs, 80 for derivatives in Kaldi          |
+| alpha  | `alpha`              | smoothing                                           |
+| S      | `num_samples_history`| rows over which the estimate forgets                |
+| W,d,rho| `Fisher`             | the state                                           |
+| -      | `update_period`      | F is updated in every n-th call after call 10       |
+
+The minibatch is transformed with the F of *before* it: were its own rows in F, each would be shrunk
+just because it is there.
+
+What keeps float32 stable: eta is capped (else all-zero rows lead to 0/0), c is floored at
+(rho (1-eta))^2, which it cannot fall below in exact arithmetic, d and rho are floored relative to
+the largest eigenvalue, (11) is evaluated in float64 because it holds fourth powers of the data, and
+rows of W that have lost their orthogonality are mended.
+
+Differences from Kaldi: the state may outlive an averaging of models (Kaldi starts anew with every
+job); sign conventions of eigenvectors. Limits: the rows of a minibatch count as independent; in
+minibatches of 4600 rows or more eta is at its cap and F remembers little else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.errors import require
+
+NUM_INITIAL_UPDATES = 10  # calls 0..10 always update: F is still far off
+NUM_INITIAL_PASSES = 3  # over the first minibatch, instead of an eigenvalue decomposition of it
+ETA_MAX = 0.9  # above this, all-zero input gives NaN
+EPSILON = 1e-10  # absolute floor of d and rho, and what they start from
+DELTA = 5e-4  # relative floor, of d and rho to the largest eigenvalue; at 1e-5 float32 is unstable
+MAX_CONDITION = 1e6  # of Z; beyond it W is checked for orthogonality
+ORTHONORMAL = 1e-3  # how far O O' may be from I before it is mended
+MAX_CHOLESKY = 100.0  # in an inverse Cholesky factor; beyond it QR is safer
+
+
+@dataclass
+class Fisher:
+    """F = O' diag(d) O + rho I, as (5) uses it."""
+
+    w: torch.Tensor  # (R, D) E^1/2 O, in the data's precision, where the data are
+    d: torch.Tensor  # (R,) float64 on the CPU
+    rho: float
+    calls: int = 0
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.w.shape[1]
+
+    def trace(self) -> float:
+        """tr F, eq. 2."""
+        return self.dim * self.rho + float(self.d.sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"w": self.w, "d": self.d, "rho": self.rho, "calls": self.calls}
+
+    @classmethod
+    def from_state_dict(cls, saved: dict[str, Any]) -> Fisher:
+        """Go on from plain values; the small part lives on the CPU."""
+        return cls(saved["w"].clone(), saved["d"].cpu().clone(), saved["rho"], saved["calls"])
+
+
+def smoothed(d: torch.Tensor, rho: float, alpha: float, dim: int) -> tuple[float, torch.Tensor]:
+    """Return beta and e, eqs. 3 and 4."""
+    beta = rho * (1 + alpha) + alpha * float(d.sum()) / dim
+    return beta, 1 / (beta / d + 1)
+
+
+class OnlineNaturalGradient:
+    """One side of one layer; `state` may be swapped from outside.
+
+    >>> side = OnlineNaturalGradient(rank=20)
+    >>> x_hat, scale = side.precondition(x)  # (N, D) -> (N, D), and a scalar tensor
+    """
+
+    def __init__(
+        self,
+        rank: int = 40,
+        update_period: int = 4,
+        num_samples_history: float = 2000.0,
+        alpha: float = 4.0,
+    ) -> None:
+        require(rank >= 1, f"rank must be at least 1, not {rank}")
+        require(update_period >= 1, f"update_period must be at least 1, not {update_period}")
+        require(
+            num_samples_history > 0,
+            f"num_samples_history must be above 0, not {num_samples_history}",
+        )
+        require(alpha > 0, f"alpha must be above 0, not {alpha}")
+        self.rank = rank
+        self.update_period = update_period
+        self.num_samples_history = num_samples_history
+        self.alpha = alpha
+        self.state: Fisher | None = None
+
+    @torch.no_grad()
+    def precondition(
+        self, x: torch.Tensor, *, unit: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return X^ before scaling, and the scalar s (eqs. 5, 6); then let X enter F.
+
+        `unit`: F is that of unit * X. The result is the same for any unit but for the absolute
+        floor; give what makes rows comparable to Kaldi's (the number of rows, if X are derivatives
+        of a mean).
+        """
+        x_hat, _, scale = self._precondition(_rows(x), False, unit)
+        return x_hat.view(x.shape), scale
+
+    @torch.no_grad()
+    def precondition_with_ones(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same for [X, 1] without making it: X^, the transformed column of ones, and s."""
+        x_hat, ones_hat, scale = self._precondition(_rows(x), True, 1.0)
+        assert ones_hat is not None
+        return x_hat, ones_hat, scale
+
+    def _precondition(
+        self, x_ND: torch.Tensor, ones: bool, unit: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
+        column = x_ND.new_ones(num_rows) if ones else None
+        if dim <= 1 or num_rows == 0:  # one direction: nothing to tell apart
+            return x_ND, column, x_ND.new_ones(())
+        if self.state is None:
+            self.state = self._begin(x_ND, ones, unit)
+        fisher = self.state
+        w_RD, w1_R = _split(fisher.w, ones)
+        h_NR = _project(x_ND, w_RD, w1_R)
+        x_hat = torch.addmm(x_ND, h_NR, w_RD, alpha=-1)  # eq. 5
+        if w1_R is not None:
+            column = torch.addmv(column, h_NR, w1_R, alpha=-1)
+        before = _square(x_ND) + num_rows * ones
+        scale = torch.sqrt(before / (_square(x_hat) + _square(column)))  # eq. 6
+        scale = torch.where(before == 0, torch.ones_like(scale), scale)
+        if self._due(fisher):
+            self._update(x_ND, h_NR, float(before), ones, unit)
+        fisher.calls += 1
+        return x_hat, column, scale
+
+    def _due(self, fisher: Fisher) -> bool:
+        late = fisher.calls - NUM_INITIAL_UPDATES
+        return late <= 0 or late % self.update_period == 0
+
+    # ------------------------------------------------------------------ F
+
+    def _begin(self, x_ND: torch.Tensor, ones: bool, unit: float) -> Fisher:
+        """Start from orthonormal rows without a preferred direction, and learn X itself."""
+        num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
+        rank = min(self.rank, dim - 1)
+        fisher = Fisher(
+            _first_directions(rank, dim).to(x_ND) * math.sqrt(self._first_e(rank, dim)),
+            torch.full((rank,), EPSILON, dtype=torch.float64),
+            EPSILON,
+        )
+        twin = OnlineNaturalGradient(rank, 1, self.num_samples_history, self.alpha)
+        twin.state = fisher
+        for _ in range(NUM_INITIAL_PASSES if num_rows > rank else 1):
+            twin._precondition(x_ND, ones, unit)
+        fisher.calls = 0
+        return fisher
+
+    def _first_e(self, rank: int, dim: int) -> float:
+        """Eq. 4 for d = rho."""
+        return 1 / (2 + self.alpha * (dim + rank) / dim)
+
+    def eta(self, num_rows: int) -> float:
+        """Return the weight of a minibatch, eq. 7."""
+        return min(ETA_MAX, 1 - math.exp(-num_rows / self.num_samples_history))
+
+    def _update(
+        self, x_ND: torch.Tensor, h_NR: torch.Tensor, square: float, ones: bool, unit: float
+    ) -> None:
+        """Eqs. 8 to 12. The large products are made where the data are, the rest on the CPU."""
+        if not math.isfinite(square):  # a diverged minibatch must not spoil what follows
+            return
+        assert self.state is not None
+        fisher, dim, unit2 = self.state, self.state.dim, unit * unit
+        rank = fisher.w.shape[0]
+        eta = self.eta(len(x_ND))
+        a, c = eta / len(x_ND) * unit2, 1 - eta  # unit scales J, L, K like the weight of X'X
+        _, e = smoothed(fisher.d, fisher.rho, self.alpha, dim)
+        j_RD = _scatter(h_NR, x_ND, ones)
+        gram_LK = torch.stack([h_NR.T @ h_NR, j_RD @ j_RD.T]).to("cpu", torch.float64)
+        q, u = fisher.d + fisher.rho, e.rsqrt()
+        z = (a * a) * gram_LK[1] + (a * c) * gram_LK[0] * (q[:, None] + q)  # eq. 11
+        z = u[:, None] * z * u + torch.diag((c * q) ** 2)
+        sizes, u_RR, risky = self._spectrum(z, (fisher.rho * c) ** 2)
+        trace = a * square + c * fisher.trace()
+        rho = (trace - float(sizes.sum())) / (dim - rank)  # eq. 9
+        floor = max(EPSILON, DELTA * float(sizes[0]))
+        d = (sizes - rho).clamp_(min=floor)
+        rho = max(rho, floor)
+        _, e_new = smoothed(d, rho, self.alpha, dim)
+        a_RR = a * (e_new.sqrt() / sizes)[:, None] * u_RR.T * u  # eq. 12
+        b_RD = j_RD.addcmul_((c / a * q).to(j_RD)[:, None], fisher.w)
+        fisher.w, fisher.d, fisher.rho = a_RR.to(j_RD) @ b_RD, d, rho
+        if risky:
+            fisher.w = orthogonalised(fisher.w, e_new)
+
+    @staticmethod
+    def _spectrum(z: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """Return sqrt(c) in descending order, U, and whether rounding may have hurt them."""
+        size = max(1.0, float(z.trace()))  # eigenvalues of fourth powers could overflow
+        values, vectors = torch.linalg.eigh(z / size)
+        c, vectors = values.flip(0) * size, vectors.flip(1)
+        risky = bool(c[0] > MAX_CONDITION * c[-1]) or bool((c < floor).any())
+        return c.clamp(min=floor).sqrt(), vectors, risky
+
+
+def orthogonalised(w_RD: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+    """Return W = E^1/2 O with O O' = I again, if it has gone too far from it."""
+    root = e.sqrt()
+    gram = (w_RD @ w_RD.T).to("cpu", torch.float64) / (root[:, None] * root)
+    if float((gram - torch.eye(len(e), dtype=gram.dtype)).abs().max()) <= ORTHONORMAL:
+        return w_RD
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if not int(failed):
+        inverse = torch.linalg.solve_triangular(
+            factor, torch.eye(len(e), dtype=gram.dtype), upper=False
+        )
+        if float(inverse.max()) < MAX_CHOLESKY:
+            mend = root[:, None] * inverse / root
+            return mend.to(w_RD) @ w_RD
+    q_DR, _ = torch.linalg.qr(w_RD.T.to("cpu", torch.float64))  # Gram-Schmidt that cannot fail
+    return (root[:, None] * q_DR.T).to(w_RD)
+
+
+def _first_directions(rank: int, dim: int) -> torch.Tensor:
+    """Orthonormal rows that leave no column out; 1.1 breaks the symmetry."""
+    rows = torch.zeros(rank, dim, dtype=torch.float64)
+    for r in range(rank):
+        rows[r, r::rank] = 1.0
+        rows[r, r] = 1.1
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+# ---------------------------------------------------------------------------- thin products
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows as a matrix, in a precision that the estimate can live with."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+
+
+def _split(w_RD: torch.Tensor, ones: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return (w_RD[:, :-1], w_RD[:, -1]) if ones else (w_RD, None)
+
+
+def _project(x_ND: torch.Tensor, w_RD: torch.Tensor, w1_R: torch.Tensor | None) -> torch.Tensor:
+    """H of eq. 5."""
+    return x_ND @ w_RD.T if w1_R is None else torch.addmm(w1_R, x_ND, w_RD.T)
+
+
+def _scatter(h_NR: torch.Tensor, x_ND: torch.Tensor, ones: bool) -> torch.Tensor:
+    """J of eq. 10."""
+    j_RD = h_NR.T @ x_ND
+    return torch.cat([j_RD, h_NR.sum(0)[:, None]], 1) if ones else j_RD
+
+
+def _square(x: torch.Tensor | None) -> torch.Tensor | float:
+    """Squared Frobenius norm, without a copy."""
+    if x is None:
+        return 0.0
+    flat = x.reshape(-1)
+    return torch.dot(flat, flat)
+
+
+# ---------------------------------------------------------------------------- the simple form
+
+
+@torch.no_grad()
+def simple_natural_gradient(
+    x: torch.Tensor, alpha: float = 4.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Precondition each row with the scatter of the *other* rows of its minibatch.
+
+        lambda = alpha / (N D) |X|^2                                                      (13)
+        p_n = (lambda I + 1/(N-1) sum_{m != n} x_m x_m')^-1 x_n                           (14)
+
+    Leaving the row itself out is a rank-one change of one common inverse: with q_n from all rows
+    and g_n = x_n q_n,
+
+        p_n = q_n (1 + g_n / (N - 1 - g_n))                                               (15)
+
+    Return P and the scalar |X| / |P|. It has no state, costs O(min(N, D)^3), and was superseded by
+    the online form. One row is left as it is: there is nothing to learn from.
+    """
+    x_ND = _rows(x)
+    num_rows, dim = x_ND.shape
+    if num_rows <= 1:
+        return x, x_ND.new_ones(())
+    square = torch.dot(x_ND.reshape(-1), x_ND.reshape(-1)).clamp(min=1e-20)  # as Kaldi floors it
+    smoothing = alpha / (num_rows * dim) * square  # eq. 13
+    others = num_rows - 1
+    by_columns = num_rows >= dim  # the smaller of the two matrices is factorised
+    scatter = (x_ND.T @ x_ND if by_columns else x_ND @ x_ND.T) / others
+    scatter.diagonal().add_(smoothing)
+    factor = torch.linalg.cholesky(scatter)
+    q_ND = torch.cholesky_solve(x_ND.T if by_columns else x_ND, factor)
+    q_ND = q_ND.T if by_columns else q_ND
+    g_N = (x_ND * q_ND).sum(1, keepdim=True)
+    p_ND = q_ND * (1 + g_N / (others - g_N))  # eq. 15
+    after = torch.dot(p_ND.reshape(-1), p_ND.reshape(-1))
+    scale = torch.where(after == 0, torch.ones_like(after), torch.sqrt(square / after))
+    return p_ND.reshape(x.shape), scale
