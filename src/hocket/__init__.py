@@ -10,7 +10,7 @@ from hocket.attach import attach
 from hocket.data.synthetic import Synthetic
 from hocket.errors import HocketError
 from hocket.models.dnn import DNN
-from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Warmup
+from hocket.optim import NGSGD, SGD, AdamW, Constant, Exponential, NaturalSGD, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
 from hocket.strategies import AllReduceSGD, KStep, Sequential
 from hocket.strategy import State, Strategy
@@ -18,6 +18,7 @@ from hocket.task import Item, Loss, Task
 
 __all__ = [
     "DNN",
+    "NGSGD",
     "SGD",
     "AdamW",
     "AllReduceSGD",
@@ -30,6 +31,7 @@ __all__ = [
     "Item",
     "KStep",
     "Loss",
+    "NaturalSGD",
     "Newbob",
     "Pause",
     "Result",

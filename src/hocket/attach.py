@@ -32,7 +32,7 @@ from hocket.effects import Grad
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.flat import Flat, Layout, Parts
-from hocket.optim import Constant, Optimizer
+from hocket.optim import NGSGD, Constant, Optimizer
 from hocket.runtime.faults import Fate, Fault
 from hocket.runtime.own_loop import LoopRuntime, OwnLoop
 from hocket.runtime.packing import flatten, unflatten
@@ -272,7 +272,9 @@ def attach(
     require(not unknown, f"{sorted(unknown)} cannot take effect in hocket.attach")
     place, size = _place(rank, world_size)
     rule = UsersOptimizer(
-        torch_optimizer=optimizer, model=model, scales=isinstance(optimizer, torch.optim.SGD)
+        torch_optimizer=optimizer,
+        model=model,
+        scales=isinstance(optimizer, torch.optim.SGD | NGSGD),
     )
     experiment = Experiment(
         OwnLoop(model),

@@ -60,7 +60,7 @@ class Learner:
         self.rank = rank
         self.size = size
         self.layout = layout
-        self.optimizer = optimizer
+        self.optimizer = optimizer.fitted(layout)
         self.rng = rng
         self.codec = codec
         self._rate = rate

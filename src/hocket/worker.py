@@ -22,6 +22,11 @@ from hocket.effects import Grad
 from hocket.errors import TaskError
 from hocket.flat import Flat, Layout
 from hocket.numerics import stable_seed, weighted_sum
+from hocket.optim.preconditioning import (
+    NaturalGradientOptions,
+    Preconditioner,
+    Sides,
+)
 from hocket.task import Loss, Task
 
 CPU = torch.device("cpu")
@@ -32,6 +37,7 @@ class WorkerState:
     """All that a learner's worker keeps between two minibatches."""
 
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # batch-norm statistics
+    sides: Sides = field(default_factory=dict)  # what the preconditioner has learnt
 
 
 @dataclass(slots=True)
@@ -66,6 +72,7 @@ class Worker:
         *,
         on: torch.device = CPU,
         precision: Precision = "float32",
+        natural_gradient: NaturalGradientOptions | None = None,
     ) -> None:
         self.device = on
         self.task = task
@@ -85,6 +92,10 @@ class Worker:
             for name, p in self.model.named_parameters()
             if not p.requires_grad
         }
+        self._preconditioner = (
+            None if natural_gradient is None else Preconditioner(self.model, natural_gradient)
+        )
+        self.notes = [self._preconditioner.note()] if self._preconditioner else []
         self._has_buffers = any(True for _ in self.model.buffers())
         self._bound = 0
         self._state: WorkerState | None = None
@@ -103,6 +114,8 @@ class Worker:
         if self._has_buffers and state is not self._state:
             for name, buffer in self.model.named_buffers():
                 buffer.data = state.buffers[name].to(self.device)
+        if self._preconditioner is not None and state is not self._state:
+            self._preconditioner.state = state.sides
         self._state = state
 
     def gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
@@ -114,6 +127,8 @@ class Worker:
         grads = torch.autograd.grad(
             loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False
         )
+        if self._preconditioner is not None:
+            state.sides = self._preconditioner.state
         return Grad(
             self.layout.parts(grads),
             loss.frames,

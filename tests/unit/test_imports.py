@@ -112,7 +112,8 @@ def test_a_rule_that_is_broken_is_seen(tmp_path: Path) -> None:
 
 def test_public_names_are_pinned() -> None:
     assert set(hocket.__all__) == {
-        "DNN", "SGD", "AdamW", "AllReduceSGD", "Cluster", "Constant", "Death", "Exponential",
+        "DNN", "NGSGD", "NaturalSGD",
+        "SGD", "AdamW", "AllReduceSGD", "Cluster", "Constant", "Death", "Exponential",
         "HocketError", "Host", "Item", "KStep", "Loss", "Newbob", "Pause", "Result", "Sequential",
         "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach", "simulate", "train",
     }  # fmt: skip

@@ -45,8 +45,8 @@ def fisher_of(side: OnlineNaturalGradient) -> Fisher:
 def directions(side: OnlineNaturalGradient) -> torch.Tensor:
     """O of F = O' diag(d) O + rho I."""
     fisher = fisher_of(side)
-    _, e = smoothed(fisher.d, fisher.rho, side.alpha, fisher.dim)
-    return fisher.w.double() / e.sqrt()[:, None]
+    _, e = smoothed(fisher.d.numpy(), fisher.rho, side.alpha, fisher.dim)
+    return fisher.w.double() / torch.from_numpy(e).sqrt()[:, None]
 
 
 def orthonormality(side: OnlineNaturalGradient) -> float:
@@ -146,7 +146,7 @@ def test_identities(rows: int, dim: int, rank: int, exponent: float, seed: int) 
         o, d = before
         f = o.T @ torch.diag(d) @ o + rho * torch.eye(dim, dtype=torch.float64)
         g = f + side.alpha / dim * trace * torch.eye(dim, dtype=torch.float64)
-        beta, _ = smoothed(d, rho, side.alpha, dim)
+        beta, _ = smoothed(d.numpy(), rho, side.alpha, dim)
         assert relative(x_hat, beta * x @ torch.linalg.inv(g)) < 1e-6 + 10 * off  # the F of before
         eta = side.eta(rows)
         kept = eta / rows * float((x**2).sum()) + (1 - eta) * trace
@@ -328,14 +328,14 @@ def test_lost_orthogonality_is_mended(damage: Any) -> None:
     o = o.T.contiguous()
     e = torch.tensor([0.9, 0.5, 0.2, 0.1], dtype=torch.float64)
     o[1] = o[0] if damage == "copied" else (1 - damage) * o[1] + damage * o[0]
-    mended = orthogonalised(e.sqrt().float()[:, None] * o, e).double() / e.sqrt()[:, None]
+    mended = orthogonalised(e.sqrt().float()[:, None] * o, e.numpy()).double() / e.sqrt()[:, None]
     assert float((mended @ mended.T - torch.eye(4)).abs().max()) < 1e-5
 
 
 def test_what_is_nearly_orthonormal_is_left_as_it_is() -> None:
     o, _ = torch.linalg.qr(torch.randn(10, 4, generator=torch.Generator().manual_seed(0)))
     w = o.T.contiguous() * 0.5
-    assert orthogonalised(w, torch.full((4,), 0.25, dtype=torch.float64)) is w
+    assert orthogonalised(w, np.full(4, 0.25)) is w
 
 
 def test_state_goes_on_to_the_bit() -> None:

@@ -84,11 +84,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hocket.errors import require
+
+Floats: TypeAlias = NDArray[np.float64]
 
 NUM_INITIAL_UPDATES = 10  # calls 0..10 always update: F is still far off
 NUM_INITIAL_PASSES = 3  # over the first minibatch, instead of an eigenvalue decomposition of it
@@ -128,7 +132,22 @@ class Fisher:
         return cls(saved["w"].clone(), saved["d"].cpu().clone(), saved["rho"], saved["calls"])
 
 
-def smoothed(d: torch.Tensor, rho: float, alpha: float, dim: int) -> tuple[float, torch.Tensor]:
+@dataclass(slots=True)
+class Turned:
+    """Rows multiplied by beta G^-1, and the squared norms on both sides of it."""
+
+    x_hat: torch.Tensor
+    ones_hat: torch.Tensor | None
+    before: torch.Tensor
+    after: torch.Tensor
+
+    def scale(self) -> torch.Tensor:
+        """s, eq. 6."""
+        scale = torch.sqrt(self.before / self.after)
+        return torch.where(self.before == 0, torch.ones_like(scale), scale)
+
+
+def smoothed(d: Floats, rho: float, alpha: float, dim: int) -> tuple[float, Floats]:
     """Return beta and e, eqs. 3 and 4."""
     beta = rho * (1 + alpha) + alpha * float(d.sum()) / dim
     return beta, 1 / (beta / d + 1)
@@ -171,40 +190,45 @@ class OnlineNaturalGradient:
         floor; give what makes rows comparable to Kaldi's (the number of rows, if X are derivatives
         of a mean).
         """
-        x_hat, _, scale = self._precondition(_rows(x), False, unit)
-        return x_hat.view(x.shape), scale
+        turned = self.turn(as_rows(x), unit=unit)
+        return turned.x_hat.view(x.shape), turned.scale()
 
     @torch.no_grad()
     def precondition_with_ones(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same for [X, 1] without making it: X^, the transformed column of ones, and s."""
-        x_hat, ones_hat, scale = self._precondition(_rows(x), True, 1.0)
-        assert ones_hat is not None
-        return x_hat, ones_hat, scale
+        turned = self.turn(as_rows(x), ones=True)
+        assert turned.ones_hat is not None
+        return turned.x_hat, turned.ones_hat, turned.scale()
 
-    def _precondition(
-        self, x_ND: torch.Tensor, ones: bool, unit: float
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def turn(self, x_ND: torch.Tensor, *, ones: bool = False, unit: float = 1.0) -> Turned:
+        """Apply F to rows as `as_rows` makes them, then let them enter it."""
         num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
-        column = x_ND.new_ones(num_rows) if ones else None
         if dim <= 1 or num_rows == 0:  # one direction: nothing to tell apart
-            return x_ND, column, x_ND.new_ones(())
+            one = x_ND.new_ones(())
+            return Turned(x_ND, x_ND.new_ones(num_rows) if ones else None, one, one)
         if self.state is None:
             self.state = self._begin(x_ND, ones, unit)
-        fisher = self.state
-        w_RD, w1_R = _split(fisher.w, ones)
-        h_NR = _project(x_ND, w_RD, w1_R)
+        fisher, flat = self.state, x_ND.reshape(-1)
+        before, column = torch.dot(flat, flat), None
+        if ones:
+            w_RD, w1_R = fisher.w[:, :-1], fisher.w[:, -1]
+            h_NR = torch.addmm(w1_R, x_ND, w_RD.T)
+            column = torch.addmv(x_ND.new_ones(num_rows), h_NR, w1_R, alpha=-1)
+            before = before + num_rows
+        else:
+            w_RD = fisher.w
+            h_NR = x_ND @ w_RD.T
         x_hat = torch.addmm(x_ND, h_NR, w_RD, alpha=-1)  # eq. 5
-        if w1_R is not None:
-            column = torch.addmv(column, h_NR, w1_R, alpha=-1)
-        before = _square(x_ND) + num_rows * ones
-        scale = torch.sqrt(before / (_square(x_hat) + _square(column)))  # eq. 6
-        scale = torch.where(before == 0, torch.ones_like(scale), scale)
+        flat = x_hat.view(-1)
+        after = torch.dot(flat, flat)
+        if column is not None:
+            after = after + torch.dot(column, column)
         if self._due(fisher):
             self._update(x_ND, h_NR, float(before), ones, unit)
         fisher.calls += 1
-        return x_hat, column, scale
+        return Turned(x_hat, column, before, after)
 
     def _due(self, fisher: Fisher) -> bool:
         late = fisher.calls - NUM_INITIAL_UPDATES
@@ -224,7 +248,7 @@ class OnlineNaturalGradient:
         twin = OnlineNaturalGradient(rank, 1, self.num_samples_history, self.alpha)
         twin.state = fisher
         for _ in range(NUM_INITIAL_PASSES if num_rows > rank else 1):
-            twin._precondition(x_ND, ones, unit)
+            twin.turn(x_ND, ones=ones, unit=unit)
         fisher.calls = 0
         return fisher
 
@@ -243,55 +267,53 @@ class OnlineNaturalGradient:
         if not math.isfinite(square):  # a diverged minibatch must not spoil what follows
             return
         assert self.state is not None
-        fisher, dim, unit2 = self.state, self.state.dim, unit * unit
-        rank = fisher.w.shape[0]
+        fisher, dim = self.state, self.state.dim
         eta = self.eta(len(x_ND))
-        a, c = eta / len(x_ND) * unit2, 1 - eta  # unit scales J, L, K like the weight of X'X
-        _, e = smoothed(fisher.d, fisher.rho, self.alpha, dim)
-        j_RD = _scatter(h_NR, x_ND, ones)
-        gram_LK = torch.stack([h_NR.T @ h_NR, j_RD @ j_RD.T]).to("cpu", torch.float64)
-        q, u = fisher.d + fisher.rho, e.rsqrt()
-        z = (a * a) * gram_LK[1] + (a * c) * gram_LK[0] * (q[:, None] + q)  # eq. 11
-        z = u[:, None] * z * u + torch.diag((c * q) ** 2)
-        sizes, u_RR, risky = self._spectrum(z, (fisher.rho * c) ** 2)
+        a, c = eta / len(x_ND) * unit * unit, 1 - eta  # unit^2 X'X is what enters
+        j_RD = h_NR.T @ x_ND
+        if ones:
+            j_RD = torch.cat([j_RD, h_NR.sum(0)[:, None]], 1)
+        d = fisher.d.numpy()
+        q, u = d + fisher.rho, 1 / np.sqrt(smoothed(d, fisher.rho, self.alpha, dim)[1])
+        z = _float64(j_RD @ j_RD.T) * (a * a)  # eq. 11
+        z += _float64(h_NR.T @ h_NR) * (q[:, None] + q) * (a * c)
+        z *= u[:, None] * u
+        z.flat[:: len(d) + 1] += (c * q) ** 2
+        sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
         trace = a * square + c * fisher.trace()
-        rho = (trace - float(sizes.sum())) / (dim - rank)  # eq. 9
+        rho = float(trace - sizes.sum()) / (dim - len(d))  # eq. 9
         floor = max(EPSILON, DELTA * float(sizes[0]))
-        d = (sizes - rho).clamp_(min=floor)
-        rho = max(rho, floor)
-        _, e_new = smoothed(d, rho, self.alpha, dim)
-        a_RR = a * (e_new.sqrt() / sizes)[:, None] * u_RR.T * u  # eq. 12
-        b_RD = j_RD.addcmul_((c / a * q).to(j_RD)[:, None], fisher.w)
-        fisher.w, fisher.d, fisher.rho = a_RR.to(j_RD) @ b_RD, d, rho
+        d, rho = np.maximum(sizes - rho, floor), max(rho, floor)
+        e = smoothed(d, rho, self.alpha, dim)[1]
+        a_RR = (a * np.sqrt(e) / sizes)[:, None] * u_RR.T * u  # eq. 12
+        b_RD = j_RD.addcmul_(_like((c / a * q)[:, None], j_RD), fisher.w)
+        fisher.w, fisher.d, fisher.rho = _like(a_RR, j_RD) @ b_RD, torch.from_numpy(d), rho
         if risky:
-            fisher.w = orthogonalised(fisher.w, e_new)
-
-    @staticmethod
-    def _spectrum(z: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """Return sqrt(c) in descending order, U, and whether rounding may have hurt them."""
-        size = max(1.0, float(z.trace()))  # eigenvalues of fourth powers could overflow
-        values, vectors = torch.linalg.eigh(z / size)
-        c, vectors = values.flip(0) * size, vectors.flip(1)
-        risky = bool(c[0] > MAX_CONDITION * c[-1]) or bool((c < floor).any())
-        return c.clamp(min=floor).sqrt(), vectors, risky
+            fisher.w = orthogonalised(fisher.w, e)
 
 
-def orthogonalised(w_RD: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+def _spectrum(z: Floats, floor: float) -> tuple[Floats, Floats, bool]:
+    """Return sqrt(c) in descending order, U, and whether rounding may have hurt them."""
+    size = max(1.0, float(z.trace()))  # eigenvalues of fourth powers could overflow
+    values, vectors = torch.linalg.eigh(torch.from_numpy(z / size))
+    c, u_RR = values.numpy()[::-1] * size, vectors.numpy()[:, ::-1]
+    risky = bool(c[0] > MAX_CONDITION * c[-1]) or bool(c[-1] < floor)
+    return np.sqrt(np.maximum(c, floor)), u_RR, risky
+
+
+def orthogonalised(w_RD: torch.Tensor, e: Floats) -> torch.Tensor:
     """Return W = E^1/2 O with O O' = I again, if it has gone too far from it."""
-    root = e.sqrt()
-    gram = (w_RD @ w_RD.T).to("cpu", torch.float64) / (root[:, None] * root)
-    if float((gram - torch.eye(len(e), dtype=gram.dtype)).abs().max()) <= ORTHONORMAL:
+    root, one = np.sqrt(e), np.eye(len(e))
+    gram = _float64(w_RD @ w_RD.T) / (root[:, None] * root)
+    if float(np.abs(gram - one).max()) <= ORTHONORMAL:
         return w_RD
-    factor, failed = torch.linalg.cholesky_ex(gram)
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(gram))
     if not int(failed):
-        inverse = torch.linalg.solve_triangular(
-            factor, torch.eye(len(e), dtype=gram.dtype), upper=False
-        )
+        inverse = torch.linalg.solve_triangular(factor, torch.from_numpy(one), upper=False).numpy()
         if float(inverse.max()) < MAX_CHOLESKY:
-            mend = root[:, None] * inverse / root
-            return mend.to(w_RD) @ w_RD
+            return torch.mm(_like(root[:, None] * inverse / root, w_RD), w_RD)
     q_DR, _ = torch.linalg.qr(w_RD.T.to("cpu", torch.float64))  # Gram-Schmidt that cannot fail
-    return (root[:, None] * q_DR.T).to(w_RD)
+    return _like(root[:, None] * q_DR.numpy().T, w_RD)
 
 
 def _first_directions(rank: int, dim: int) -> torch.Tensor:
@@ -300,39 +322,23 @@ def _first_directions(rank: int, dim: int) -> torch.Tensor:
     for r in range(rank):
         rows[r, r::rank] = 1.0
         rows[r, r] = 1.1
-    return rows / rows.norm(dim=1, keepdim=True)
+    return torch.nn.functional.normalize(rows)
 
 
-# ---------------------------------------------------------------------------- thin products
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def as_rows(x: torch.Tensor) -> torch.Tensor:
     """Rows as a matrix, in a precision that the estimate can live with."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
-def _split(w_RD: torch.Tensor, ones: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return (w_RD[:, :-1], w_RD[:, -1]) if ones else (w_RD, None)
+def _float64(x: torch.Tensor) -> Floats:
+    """A small matrix for the CPU; numpy's operations on it cost a fraction of torch's."""
+    return np.asarray(x.to("cpu", torch.float64).numpy())
 
 
-def _project(x_ND: torch.Tensor, w_RD: torch.Tensor, w1_R: torch.Tensor | None) -> torch.Tensor:
-    """H of eq. 5."""
-    return x_ND @ w_RD.T if w1_R is None else torch.addmm(w1_R, x_ND, w_RD.T)
-
-
-def _scatter(h_NR: torch.Tensor, x_ND: torch.Tensor, ones: bool) -> torch.Tensor:
-    """J of eq. 10."""
-    j_RD = h_NR.T @ x_ND
-    return torch.cat([j_RD, h_NR.sum(0)[:, None]], 1) if ones else j_RD
-
-
-def _square(x: torch.Tensor | None) -> torch.Tensor | float:
-    """Squared Frobenius norm, without a copy."""
-    if x is None:
-        return 0.0
-    flat = x.reshape(-1)
-    return torch.dot(flat, flat)
+def _like(x: Floats, other: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = torch.from_numpy(np.ascontiguousarray(x)).to(other.device, other.dtype)
+    return made
 
 
 # ---------------------------------------------------------------------------- the simple form
@@ -355,7 +361,7 @@ def simple_natural_gradient(
     Return P and the scalar |X| / |P|. It has no state, costs O(min(N, D)^3), and was superseded by
     the online form. One row is left as it is: there is nothing to learn from.
     """
-    x_ND = _rows(x)
+    x_ND = as_rows(x)
     num_rows, dim = x_ND.shape
     if num_rows <= 1:
         return x, x_ND.new_ones(())

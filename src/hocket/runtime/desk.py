@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -216,6 +216,12 @@ class Desk:
         if self.reports:
             self.report(self.training("train"))
         self._log = Tally()
+
+    def say(self, notes: Sequence[str]) -> None:
+        """Put what a user should know of this run into its record."""
+        where = {"frames": self.ledger.committed_frames, "epoch": self.ledger.epoch, "rank": None}
+        for text in notes:
+            self.report({"event": "note", **where, "text": text})
 
     @property
     def reports(self) -> bool:

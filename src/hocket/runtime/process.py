@@ -85,6 +85,7 @@ class ProcessRuntime(Trampoline):
             options.seed,
             on=device.resolve(options.device, rank if local_rank is None else local_rank),
             precision=options.precision,
+            natural_gradient=experiment.optimizer.natural_gradient,
         )
         self._letters.device = self._worker.device
         self._meeting = Meeting(
@@ -96,6 +97,8 @@ class ProcessRuntime(Trampoline):
             lambda rank: self._letters.inbox.unread(),
         )
         self._open(saved)
+        if rank == 0:
+            self._desk.say(self._worker.notes)
         self._began = time.monotonic()  # meeting the others and making data are not training
 
     def _meet(self, address: str) -> Exchange:

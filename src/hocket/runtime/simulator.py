@@ -81,6 +81,7 @@ class Simulator(SimulatedExchange):
             experiment.options.seed,
             on=device.resolve(experiment.options.device, 0),
             precision=experiment.options.precision,
+            natural_gradient=experiment.optimizer.natural_gradient,
         )
         self._counters = LocalCounters()
         self._report = report
@@ -99,6 +100,7 @@ class Simulator(SimulatedExchange):
             self.now = saved.run["time_s"]
             if saved.ranks == list(self.alive) and "cost" in saved.run:
                 self._cost.load_state_dict(saved.run["cost"])
+        self.learners[0].desk.say(self._worker.notes)
         self._deaths_at_draw: dict[int, int] = {}
         self._planned: list[Death] = []
         self._plan_deaths(cluster.deaths, saved)
