@@ -19,6 +19,7 @@ from hocket.api import Result
 from hocket.errors import ConfigError, HocketError, require
 from hocket.report import page
 from hocket.report.runs import read_run
+from hocket.reproduce import command as reproduce
 from hocket.runtime import rundir
 from hocket.runtime.cost import Cluster
 
@@ -97,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
         "--target-loss", type=float, metavar="X", help="compare the time to this dev loss, too"
     )
     report.add_argument("--title", default="Hocket: runs compared")
+    reproduce.add_command(commands)
     listing = commands.add_parser("strategies", help="list the parallel methods")
     listing.add_argument("name", nargs="?", help="show one in full")
     listing.add_argument("--json", action="store_true", help="for programs")
@@ -324,7 +326,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "strategies": cli_listing.strategies,
         "demo": _demo,
     }
-    run |= {"options": cli_listing.options, "report": _report, **cli_speech.COMMANDS}
+    run |= {"options": cli_listing.options, "report": _report, "reproduce": reproduce.run}
+    run |= cli_speech.COMMANDS
     try:
         return run[args.command](args)
     except HocketError as error:

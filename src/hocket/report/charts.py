@@ -25,6 +25,15 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Means over seeds at some settings: (x, mean, low, high) each."""
+
+    name: str
+    points: Sequence[tuple[float, float, float, float]]
+    colour: str
+
+
+@dataclass(frozen=True)
 class Bar:
     """One bar with its interval."""
 
@@ -92,16 +101,16 @@ class _Frame:
             )
         return parts
 
-    def x_axis(self, label: str) -> list[str]:
+    def x_axis(self, label: str, marks: Sequence[tuple[float, str]] = ()) -> list[str]:
         bottom = self.height - BOTTOM
         parts = [
             f'<line class="axis" x1="{LEFT}" x2="{self.width - RIGHT}" y1="{bottom}" '
             f'y2="{bottom}"/>'
         ]
-        for at in ticks(self.x0, self.x1):
+        for at, mark in marks or [(at, _number(at)) for at in ticks(self.x0, self.x1)]:
             parts.append(
                 f'<text class="tick" x="{self.x(at):.1f}" y="{bottom + 16}" '
-                f'text-anchor="middle">{_number(at)}</text>'
+                f'text-anchor="middle">{mark}</text>'
             )
         middle = (LEFT + self.width - RIGHT) / 2
         parts.append(
@@ -140,6 +149,62 @@ def lines(title: str, x_label: str, series: Sequence[Series], *, percent: bool =
                 f"<title>{escape(s.name)}: {value} at {_number(round(x, 1))}</title></circle>"
             )
     return _svg(title, WIDTH, HEIGHT, parts)
+
+
+def dots(
+    title: str,
+    x_label: str,
+    series: Sequence[Spread],
+    *,
+    doubling: bool = False,
+    level: Bar | None = None,
+) -> str:
+    """Draw means with whiskers over a setting; `level` is a baseline with its own interval.
+
+    With `doubling` every tick is twice the one before, as for K = 1, 2, 4, ...
+    """
+    points = [p for s in series for p in s.points if all(map(math.isfinite, p))]
+    if not points:
+        return _svg(title, WIDTH, HEIGHT, ['<text class="label" x="70" y="80">no data</text>'])
+    at = (lambda x: math.log2(x)) if doubling else (lambda x: x)
+    ys = [y for p in points for y in p[1:]] + ([level.low, level.high] if level else [])
+    xs = [at(p[0]) for p in points]
+    margin = 0.06 * ((max(ys) - min(ys)) or abs(max(ys)) or 1.0)
+    wide = 0.05 * ((max(xs) - min(xs)) or 1.0)
+    frame = _Frame(
+        (min(xs) - wide, max(xs) + wide), (min(ys) - margin, max(ys) + margin), WIDTH, HEIGHT
+    )
+    shown = sorted({p[0] for p in points}) if doubling else None
+    parts = frame.y_axis(False) + frame.x_axis(x_label, [(at(x), _number(x)) for x in shown or []])
+    if level is not None:
+        parts.append(_band(frame, level))
+    for s in series:
+        parts += _spread(frame, s, [(at(p[0]), *p[1:]) for p in s.points if p in points])
+    return _svg(title, WIDTH, HEIGHT, parts)
+
+
+def _band(frame: _Frame, level: Bar) -> str:
+    top, bottom, y = frame.y(level.high), frame.y(level.low), frame.y(level.value)
+    right = frame.width - RIGHT
+    return (
+        f'<rect x="{LEFT}" y="{top:.1f}" width="{right - LEFT}" height="{bottom - top:.1f}" '
+        f'fill="{level.colour}" opacity="0.15"/><line x1="{LEFT}" x2="{right}" y1="{y:.1f}" '
+        f'y2="{y:.1f}" stroke="{level.colour}" stroke-dasharray="5 4"/>'
+        f'<text class="tick" x="{right - 4}" y="{y - 4:.1f}" text-anchor="end">'
+        f"{escape(level.name)}</text>"
+    )
+
+
+def _spread(frame: _Frame, s: Spread, points: Sequence[tuple[float, ...]]) -> list[str]:
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, _, _ in points)
+    parts = [f'<polyline class="line" stroke="{s.colour}" points="{path}"/>']
+    for x, y, low, high in points:
+        parts.append(
+            f'<path stroke="{s.colour}" fill="none" d="M{frame.x(x):.1f} {frame.y(low):.1f} '
+            f'V{frame.y(high):.1f}"/><circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" '
+            f'fill="{s.colour}"><title>{escape(s.name)}: {y:.4g}</title></circle>'
+        )
+    return parts
 
 
 def bars(title: str, rows: Sequence[Bar]) -> str:

@@ -20,7 +20,7 @@ WAITING: Final = "#e4e1da"
 ZOOM_MINIBATCHES: Final = 60
 GMM_COLOUR: Final = "#8d8d8d"
 
-_STYLE = """
+STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fbfaf7; margin: 2rem auto;
   max-width: 980px; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin-bottom: 0.2rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
@@ -54,20 +54,24 @@ def write_page(
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
         _table(runs, gmm, target_loss),
         "<h2>Learning</h2>",
-        _legend([(run.name, COLOURS[n % len(COLOURS)]) for n, run in enumerate(runs)]),
+        legend([(run.name, COLOURS[n % len(COLOURS)]) for n, run in enumerate(runs)]),
         _curves(runs),
         _word_errors(runs, gmm),
         _timelines(runs),
         _facts(runs),
     ]
-    page = (
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document(title, parts))
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """Return a whole page, its style inside."""
+    return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
         f"{''.join(parts)}</body></html>\n"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
 
 
 def headings(target_loss: float | None) -> list[str]:
@@ -132,7 +136,8 @@ def _table(runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Return the key to some colours."""
     keys = "".join(
         f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
         for name, colour in entries
@@ -198,8 +203,8 @@ def _timelines(runs: Sequence[RunRecord]) -> str:
             parts.append(charts.timeline(close, run.stretches, start, start + wide, KINDS))
     if not parts:
         return ""
-    legend = _legend([*KINDS.items(), ("waiting and bookkeeping", WAITING)])
-    return "<h2>What each learner did</h2>" + legend + "".join(parts)
+    key = legend([*KINDS.items(), ("waiting and bookkeeping", WAITING)])
+    return "<h2>What each learner did</h2>" + key + "".join(parts)
 
 
 def _undisturbed(run: RunRecord, wide: float, end: float) -> float:

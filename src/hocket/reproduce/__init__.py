@@ -1,0 +1,46 @@
+"""Every published claim as a command: `hocket reproduce NAME`.
+
+To add one, write `claims/NAME.py` with a subclass of `Claim`; nothing else needs to know it. It
+declares the claim, its paper and what would refute it; `runs(bench)` lists the runs (usually by
+`bench.run(arm, strategy, learners, seed=...)`, for every seed of `bench.seeds`); `judge(found,
+bench)` compares arms with the functions of `checks`. The task, the number of epochs and the seeds
+are the bench's, so one claim can be tried on synthetic frames and on speech. `make test` runs every
+claim with --smoke.
+
+    claim.py       what an experiment declares        checks.py      from outcomes to a verdict
+    execute.py     running, several at once           statistics.py  intervals, seeds needed
+    cache.py       what was computed before           writing.py     table, page, docs/results
+    command.py     the command                        tasks.py       the task when none is given
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from hocket.errors import ConfigError, nearest
+from hocket.reproduce import claims
+from hocket.reproduce.claim import Claim
+
+__all__ = ["Claim", "all_claims", "find"]
+
+
+def all_claims() -> dict[str, Claim]:
+    """Return one object of every claim in `claims/`, by name."""
+    found = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(claims.__path__)):
+        loaded = importlib.import_module(f"{claims.__name__}.{module}")
+        for thing in vars(loaded).values():
+            if isinstance(thing, type) and issubclass(thing, Claim) and hasattr(thing, "name"):
+                found[thing.name] = thing()
+    return found
+
+
+def find(name: str) -> Claim:
+    """Return a claim by its name."""
+    claims_ = all_claims()
+    if name not in claims_:
+        raise ConfigError(
+            f"no claim {name!r}.{nearest(name, claims_)} There are: {', '.join(claims_)}"
+        )
+    return claims_[name]

@@ -1,0 +1,214 @@
+"""`hocket reproduce`: list the claims, run one, print its table and its verdict."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from hocket import config
+from hocket.errors import ConfigError, require
+from hocket.parallel import default_jobs
+from hocket.progress import progress
+from hocket.reproduce import all_claims, execute, find, writing
+from hocket.reproduce.claim import Bench, Claim, Run, Scale
+from hocket.reproduce.tasks import LR, SIZES, Size
+from hocket.reproduce.writing import Report
+
+UNFINISHED: Final = 3  # exit status: runs are missing, call again
+
+_EXAMPLES = """\
+examples:
+  hocket reproduce --list
+  hocket reproduce k-sweep --quick             # at most 3 minutes, for orientation
+  hocket reproduce k-sweep                     # the real thing: hundreds of runs
+  hocket reproduce k-sweep --task exp/sweep    # the same claim on a prepared speech experiment
+
+Runs are kept under OUT/cache by configuration and code version. A call that is interrupted, or
+reaches its limit of minutes, is taken up by the same command. The page with the plots is
+OUT/NAME.html; the full form also writes docs/results/NAME.md when there is such a folder.
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Describe the command to the parser."""
+    command = commands.add_parser(
+        "reproduce",
+        help="try a published claim: runs, table, verdict",
+        description="Try a published claim and print the verdict: holds, does not hold, or "
+        "inconclusive, with intervals.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = command.add_argument
+    add("name", nargs="?", metavar="NAME", help="the claim (see --list)")
+    add("--list", action="store_true", help="list the claims")
+    size = command.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="small task, 2 seeds: minutes")
+    size.add_argument("--smoke", action="store_true", help="tiny, no verdict: does it run at all?")
+    add("--task", metavar="DIR", help="a folder made by `hocket prepare`, or 'synthetic'")
+    add("--config", type=Path, metavar="FILE", help="TOML: [task] [model], optimizer.lr, epochs")
+    add("--lr", type=float, metavar="X", help="a good sequential rate for that task")
+    add("--epochs", type=int, metavar="N", help="epochs of every run")
+    add("--seeds", type=int, metavar="N", help="seeds of every arm (3; 2 if quick)")
+    add("--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="%(default)s")
+    add("--jobs", type=int, default=default_jobs(), metavar="N", help="runs at once (%(default)s)")
+    add("--minutes", type=float, default=60.0, metavar="M", help="begin no run after (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the claims or try one."""
+    if args.list:
+        _list()
+        return 0
+    if args.name is None:
+        raise ConfigError("name the claim to try, or use --list to see them all")
+    require(args.jobs >= 1, f"--jobs must be at least 1, not {args.jobs}")
+    require(args.minutes > 0, f"--minutes must be above 0, not {args.minutes}")
+    claim = find(args.name)
+    bench = bench_of(claim, args)
+    runs = claim.runs(bench)
+    missing = _execute(claim, runs, args)
+    report = _report(claim, bench, runs, missing, args)
+    _show(report)
+    _write(report, args)
+    return UNFINISHED if missing else 0
+
+
+def _list() -> None:
+    table = Table()
+    for heading in ("name", "claim", "paper"):
+        table.add_column(heading, overflow="fold")
+    for claim in all_claims().values():
+        table.add_row(claim.name, claim.claim, claim.paper)
+    Console().print(table)
+
+
+# ---------------------------------------------------------------------------- the bench
+
+
+def bench_of(claim: Claim, args: argparse.Namespace) -> Bench:
+    """Put together what the claim is tried on."""
+    scale: Scale = "smoke" if args.smoke else "quick" if args.quick else "full"
+    size = SIZES[scale]
+    own = claim.task(scale)
+    if own is not None:
+        size = replace(size, task=own)
+    bench = Bench(scale, size.task, size.epochs, tuple(range(size.seeds)), LR)
+    if args.task is not None or args.config is not None:
+        bench = _with_task(bench, size, args)
+    require(args.seeds is None or args.seeds >= 1, f"--seeds must be at least 1, not {args.seeds}")
+    return replace(
+        bench,
+        lr=args.lr or bench.lr,
+        epochs=args.epochs or bench.epochs,
+        seeds=tuple(range(args.seeds)) if args.seeds else bench.seeds,
+    )
+
+
+def _with_task(bench: Bench, size: Size, args: argparse.Namespace) -> Bench:
+    """Take the task from the command line, and rate and epochs from its configuration."""
+    tables = config.read(args.config) if args.config else {}
+    for name in tables:
+        require(
+            name in ("task", "model", "optimizer", "schedule"),
+            f"--config: [{name}] cannot take effect here: the claim decides it",
+        )
+    if args.task is not None:
+        tables.setdefault("task", {}).update(config.task_table(args.task))
+    parts = config.build_parts(tables)
+    return replace(
+        bench,
+        task=parts["task"],
+        lr=parts["optimizer"].lr if "optimizer" in tables else bench.lr,
+        epochs=parts["schedule"].epochs if "schedule" in tables else size.epochs,
+    )
+
+
+# ---------------------------------------------------------------------------- running
+
+
+def _execute(claim: Claim, runs: Sequence[Run], args: argparse.Namespace) -> int:
+    store = args.out / "cache"
+    store.mkdir(parents=True, exist_ok=True)
+    ahead = [r for r in runs if execute.known(store, r) is None]
+    known = len(runs) - len(ahead)
+    text = f"{claim.name}: {len(runs)} runs" + (f", {known} of them known" if known else "")
+    if ahead:
+        text += f"; about {_duration(execute.expected_s(ahead, args.jobs))} on this machine"
+    print(text, file=sys.stderr, flush=True)
+    with progress(claim.name, len(ahead), unit="runs", wanted=bool(ahead)) as advance:
+        return execute.execute(
+            ahead, store, jobs=args.jobs, limit_s=60 * args.minutes, advance=advance
+        )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def _report(
+    claim: Claim, bench: Bench, runs: Sequence[Run], missing: int, args: argparse.Namespace
+) -> Report:
+    found = execute.collect(runs, args.out / "cache")
+    judged = not missing and bench.scale != "smoke"
+    checks = claim.judge(found, bench) if judged else []
+    return Report(claim, bench, found, checks, command_line(args), missing)
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """Return the command that makes this report again."""
+    words = ["hocket", "reproduce", args.name]
+    words += [f"--{flag}" for flag in ("quick", "smoke") if getattr(args, flag)]
+    for option in ("task", "config", "lr", "epochs", "seeds"):
+        if getattr(args, option) is not None:
+            words += [f"--{option}", str(getattr(args, option))]
+    return shlex.join(words)
+
+
+def _show(report: Report) -> None:
+    console = Console(soft_wrap=True)
+    table = Table(title=report.claim.claim)
+    for number, heading in enumerate(report.headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in report.rows:
+        table.add_row(*row)
+    console.print(table)
+    for line in [*report.notes, *writing.grid(report)]:
+        console.print(line, markup=False)
+    for check in report.checks:
+        console.print(f"- {check.statement}: {check.judgement} ({check.detail})", markup=False)
+    console.print(f"verdict: {report.verdict}", style="bold")
+    if report.missing:
+        console.print(f"time is up; go on with: {report.command}")
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
+    path = args.out / f"{report.claim.name}.html"
+    path.write_text(writing.page(report))
+    written = [path]
+    results = Path("docs/results")
+    if report.bench.scale == "full" and not report.missing and results.parent.is_dir():
+        results.mkdir(exist_ok=True)
+        written += _record(report, results)
+    print("written: " + ", ".join(map(str, written)))
+
+
+def _record(report: Report, results: Path) -> list[Path]:
+    """Write the page for docs/results and its plots."""
+    text, files = writing.markdown(report), []
+    for number, svg in enumerate(report.claim.plots(report.found, report.bench), 1):
+        plot = results / f"{report.claim.name}-{number}.svg"
+        plot.write_text(writing.standalone(svg))
+        text += f"\n![]({plot.name})\n"
+        files.append(plot)
+    page = results / f"{report.claim.name}.md"
+    page.write_text(text)
+    return [page, *files]

@@ -1,0 +1,131 @@
+"""Running what a claim declares: cached, several at once, resumed where it was interrupted."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from hocket import api
+from hocket.data.pool import Ticket
+from hocket.errors import DivergedError
+from hocket.parallel import ordered_map
+from hocket.reproduce import cache, outcome
+from hocket.reproduce.claim import Run
+from hocket.reproduce.outcome import Arm, Found, Outcome
+from hocket.runtime.checkpoint import Checkpoints
+from hocket.task import Task
+from hocket.worker import Worker
+
+PROBES: Final = 12  # gradients that are timed to say how long an experiment will take
+OVERHEAD: Final = 1.3  # evaluation, checkpoints and averaging, over gradients alone
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run, where it is kept, and when it is too late to begin it."""
+
+    run: Run
+    folder: Path
+    deadline_s: float  # by time.monotonic, which all processes of a host share
+
+
+def folder(store: Path, run: Run) -> Path:
+    """Return where a run is kept."""
+    return store / cache.key(run)
+
+
+def known(store: Path, run: Run) -> Outcome | None:
+    """Return a run's outcome if it has been computed."""
+    path = folder(store, run) / "outcome.json"
+    return outcome.read(path) if path.exists() else None
+
+
+def expected_s(runs: Sequence[Run], jobs: int) -> float:
+    """Say how long some runs will take here, from the time of a few gradients of each task."""
+    seconds: dict[Task, float] = {}
+    total = 0.0
+    for run in runs:
+        task = run.experiment.task
+        if task not in seconds:
+            seconds[task] = _probe(run)
+        items = len(task.items("train")) * run.experiment.schedule.epochs
+        side_by_side = jobs if run.cluster is not None else run.experiment.options.learners
+        total += OVERHEAD * seconds[task] * items / side_by_side
+    return total
+
+
+def _probe(run: Run) -> float:
+    """Return the seconds of one gradient."""
+    pool = run.experiment.pool()
+    worker = Worker(run.experiment.task, pool, 0)
+    params, state, spent = worker.initial.clone(), worker.new_state(), []
+    for index in range(min(PROBES, len(pool))):
+        began = time.perf_counter()
+        worker.gradient(params, Ticket(0, index, int(pool.frames[index])), state)
+        spent.append(time.perf_counter() - began)
+    return median(spent)
+
+
+def execute(
+    runs: Sequence[Run],
+    store: Path,
+    *,
+    jobs: int,
+    limit_s: float,
+    advance: Callable[[float], None],
+) -> int:
+    """Compute what is missing and return how many runs are still missing when time is up."""
+    pieces = [
+        Piece(run, folder(store, run), time.monotonic() + limit_s)
+        for run in runs
+        if known(store, run) is None
+    ]
+    missing = 0
+    for simulated in (True, False):  # real processes fill the machine: one run at a time
+        mine = [p for p in pieces if (p.run.cluster is not None) == simulated]
+        width = min(jobs, len(mine)) if simulated else 1
+        for done in ordered_map(_one, mine, jobs=width, what="running an experiment"):
+            missing += not done
+            advance(1.0)
+    return missing
+
+
+def _one(piece: Piece) -> bool:
+    """Run one, from its last checkpoint if it has one; False if there was no time, or Ctrl-C."""
+    if time.monotonic() > piece.deadline_s:
+        return False
+    piece.folder.mkdir(parents=True, exist_ok=True)
+    run, path, began = piece.run, piece.folder / "run", time.perf_counter()
+    resume = bool(Checkpoints(path, 1).list())
+    try:
+        if run.cluster is None:
+            result = api.run_real(run.experiment, path, resume=resume, progress=False)
+        else:
+            result = api.run_simulated(
+                run.experiment, run.cluster, path, resume=resume, progress=False
+            )
+    except DivergedError as error:
+        found = outcome.of_divergence(str(error), time.perf_counter() - began)
+    else:
+        if result.stopped:
+            return False
+        curve = outcome.read_curve(path / "metrics.jsonl")
+        found = outcome.of_result(result, curve, time.perf_counter() - began)
+    outcome.write(piece.folder / "outcome.json", found)
+    shutil.rmtree(path)  # the outcome is what is kept; checkpoints of hundreds of runs are not
+    return True
+
+
+def collect(runs: Sequence[Run], store: Path) -> Found:
+    """Return all outcomes, by arm and setting."""
+    by_arm: dict[tuple[str, str], list[Outcome]] = {}
+    for run in runs:
+        kept = known(store, run)
+        if kept is not None:
+            by_arm.setdefault((run.arm, run.setting), []).append(kept)
+    return Found(Arm(*names, tuple(outcomes)) for names, outcomes in by_arm.items())

@@ -1,0 +1,158 @@
+"""What runs came to: one `Outcome` a run, kept as JSON; an `Arm` is the same run over its seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hocket.errors import ConfigError, nearest
+from hocket.reproduce import statistics
+from hocket.reproduce.statistics import Interval
+from hocket.results import Result
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation on the dev set."""
+
+    train_s: float
+    frames: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended. A run that diverged has an infinite loss and accuracy 0."""
+
+    loss: float
+    accuracy: float
+    frames: int
+    discarded_frames: int
+    time_s: float  # virtual, or of the wall; evaluation left out
+    bytes_sent: int  # by all learners
+    utilisation: float  # mean over the learners
+    curve: tuple[Point, ...]
+    wall_s: float  # what it cost to find out
+    diverged: str | None = None
+
+    @property
+    def error(self) -> float:
+        """Frame error on the dev set."""
+        return 1.0 - self.accuracy
+
+    @property
+    def frames_per_s(self) -> float:
+        """Throughput."""
+        return self.frames / self.time_s if self.time_s else 0.0
+
+    def time_to(self, loss: float) -> float:
+        """Training time until the dev loss was first this low; infinite if it never was."""
+        return next((p.train_s for p in self.curve if p.loss <= loss), math.inf)
+
+
+def of_result(result: Result, curve: Sequence[Point], wall_s: float) -> Outcome:
+    """Return what is kept of a run."""
+    return Outcome(
+        loss=result.loss,
+        accuracy=result.accuracy,
+        frames=result.frames,
+        discarded_frames=result.discarded_frames,
+        time_s=result.time_s,
+        bytes_sent=sum(one.bytes_sent for one in result.learners),
+        utilisation=fmean(one.utilisation for one in result.learners),
+        curve=tuple(curve),
+        wall_s=wall_s,
+    )
+
+
+def of_divergence(reason: str, wall_s: float) -> Outcome:
+    """Return what is kept of a run that the guard stopped: that is a result, too."""
+    return Outcome(math.inf, 0.0, 0, 0, 0.0, 0, 0.0, (), wall_s, reason)
+
+
+def write(path: Path, outcome: Outcome) -> None:
+    """Keep an outcome; it is there in full or not at all."""
+    fresh = path.with_suffix(".partial")
+    fresh.write_text(json.dumps(asdict(outcome)) + "\n")
+    fresh.replace(path)
+
+
+def read(path: Path) -> Outcome:
+    """Read an outcome back."""
+    kept: dict[str, Any] = json.loads(path.read_text())
+    return Outcome(**{**kept, "curve": tuple(Point(**p) for p in kept["curve"])})
+
+
+def read_curve(metrics: Path) -> list[Point]:
+    """Read the evaluations of a run directory."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [
+        Point(row["train_s"], row["frames"], row["loss"], row["accuracy"])
+        for row in rows
+        if row["event"] == "eval"
+    ]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method with one setting, over its seeds."""
+
+    name: str
+    setting: str  # what was tuned, for example "lr 0.2"; empty if nothing was
+    outcomes: tuple[Outcome, ...]
+
+    def values(self, of: Callable[[Outcome], float]) -> list[float]:
+        """Return a figure of every seed."""
+        return [of(o) for o in self.outcomes]
+
+    @property
+    def losses(self) -> list[float]:
+        """The final dev loss of every seed."""
+        return self.values(lambda o: o.loss)
+
+    @property
+    def errors(self) -> list[float]:
+        """The final frame error of every seed."""
+        return self.values(lambda o: o.error)
+
+    @property
+    def num_diverged(self) -> int:
+        """How many seeds the guard stopped."""
+        return sum(o.diverged is not None for o in self.outcomes)
+
+    def mean(self, of: Callable[[Outcome], float]) -> Interval:
+        """Return the mean of a figure over the seeds, with its interval."""
+        return statistics.mean(self.values(of))
+
+
+class Found:
+    """All outcomes of an experiment. `found["bmuf P=4"]` is that arm at its best setting."""
+
+    def __init__(self, arms: Iterable[Arm]) -> None:
+        self.arms = list(arms)
+
+    @property
+    def names(self) -> list[str]:
+        """The arms, in the order of the runs."""
+        return list(dict.fromkeys(arm.name for arm in self.arms))
+
+    def settings(self, name: str) -> list[Arm]:
+        """Return an arm at all settings of its grid."""
+        found = [arm for arm in self.arms if arm.name == name]
+        if not found:
+            raise ConfigError(f"no run of arm {name!r}.{nearest(name, self.names)}")
+        return found
+
+    def __getitem__(self, name: str) -> Arm:
+        return min(self.settings(name), key=lambda arm: fmean(arm.losses))
+
+    @property
+    def best(self) -> list[Arm]:
+        """Every arm at its best setting."""
+        return [self[name] for name in self.names]

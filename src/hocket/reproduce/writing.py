@@ -1,0 +1,232 @@
+"""What an experiment leaves: a table, a page with plots, a page for docs/results."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import torch
+
+import hocket
+from hocket.report import charts
+from hocket.report.charts import COLOURS, Series
+from hocket.report.page import STYLE, document, legend
+from hocket.reproduce.checks import Check, overall
+from hocket.reproduce.claim import Bench, Claim
+from hocket.reproduce.outcome import Arm, Found, Outcome
+
+MAX_CURVES: Final = len(COLOURS)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A column of the table."""
+
+    heading: str
+    of: Callable[[Outcome], float]
+    digits: int = 3
+    scale: float = 1.0
+
+
+FIGURES: Final = {
+    "loss": Figure("dev loss", lambda o: o.loss),
+    "error": Figure("frame error %", lambda o: o.error, 2, 100),
+    "time_s": Figure("time s", lambda o: o.time_s, 2),
+    "frames_per_s": Figure("frames/s", lambda o: o.frames_per_s, 0),
+    "bytes_sent": Figure("sent MB", lambda o: float(o.bytes_sent), 1, 1e-6),
+    "utilisation": Figure("computing %", lambda o: o.utilisation, 0, 100),
+    "discarded_frames": Figure("discarded", lambda o: float(o.discarded_frames), 0),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All there is to say of an experiment."""
+
+    claim: Claim
+    bench: Bench
+    found: Found
+    checks: Sequence[Check]
+    command: str
+    missing: int  # runs not done yet
+
+    @property
+    def verdict(self) -> str:
+        """The verdict, or why there is none."""
+        if self.missing:
+            return f"none yet: {self.missing} runs are missing"
+        return "none: a smoke test" if self.bench.scale == "smoke" else overall(self.checks)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table must know; nothing as long as runs are missing."""
+        return [] if self.missing else self.claim.notes(self.found, self.bench)
+
+    @property
+    def headings(self) -> list[str]:
+        """The columns of the table."""
+        tuned = ["best of"] if any(arm.setting for arm in self.found.arms) else []
+        figures = [FIGURES[name].heading for name in self.claim.figures]
+        return ["arm", *tuned, "seeds", *figures]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells of the table."""
+        return [self._row(arm) for arm in self.claim.shown(self.found)]
+
+    def _row(self, arm: Arm) -> list[str]:
+        grid = self.found.settings(arm.name)
+        tuned = [f"{arm.setting} ({len(grid)})"] if "best of" in self.headings else []
+        failed = f" ({arm.num_diverged} diverged)" if arm.num_diverged else ""
+        figures = [_cell(arm, FIGURES[name]) for name in self.claim.figures]
+        return [arm.name, *tuned, f"{len(arm.outcomes)}{failed}", *figures]
+
+
+def _cell(arm: Arm, figure: Figure) -> str:
+    """Mean and, with two seeds or more, half of its interval."""
+    found = arm.mean(lambda o: figure.scale * figure.of(o))
+    if not math.isfinite(found.value):
+        return "-"
+    shown = f"{found.value:,.{figure.digits}f}"
+    wide = math.isfinite(found.half) and found.half >= 0.5 * 10**-figure.digits
+    return f"{shown} ± {found.half:,.{figure.digits}f}" if wide else shown
+
+
+def markdown(report: Report) -> str:
+    """Return the page for docs/results."""
+    claim = report.claim
+    lines = [
+        f"# {claim.name}: {report.verdict}",
+        "",
+        f"**Claim.** {claim.claim}",
+        "",
+        f"**Paper.** {claim.paper}",
+        "",
+        f"**What would refute it.** {claim.refuted_by}",
+        "",
+        *(f"- {c.statement}: **{c.judgement}** ({c.detail})" for c in report.checks),
+        "",
+        "| " + " | ".join(report.headings) + " |",
+        "|" + "---|" * len(report.headings),
+        *("| " + " | ".join(row) + " |" for row in report.rows),
+        "",
+        "Means over seeds, ± half of the 95 % interval (Student). Time is "
+        + ("virtual: the simulator's cluster. " if _virtual(report) else "of the wall. ")
+        + "Less is better everywhere.",
+        *(f"\n{note}" for note in report.notes),
+        *grid(report),
+        "",
+        f"Made by `{report.command}` {made_with()}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _virtual(report: Report) -> bool:
+    return all(run.cluster is not None for run in report.claim.runs(report.bench))
+
+
+def grid(report: Report) -> list[str]:
+    """Show what was tuned: the mean dev loss of every arm at every setting."""
+    settings = list(dict.fromkeys(arm.setting for arm in report.found.arms if arm.setting))
+    if not settings:
+        return []
+    lines = ["", "Tuned alike for every arm, by mean dev loss:", ""]
+    lines += ["| arm | " + " | ".join(settings) + " |", "|" + "---|" * (len(settings) + 1)]
+    for name in report.found.names:
+        losses = {arm.setting: fmean(arm.losses) for arm in report.found.settings(name)}
+        cells = [f"{losses[s]:.3f}" if s in losses else "" for s in settings]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def made_with() -> str:
+    """Name the commit and the machine."""
+    return f"at commit {commit()}, torch {torch.__version__}, on {machine()}."
+
+
+def commit() -> str:
+    """Return the commit of the source tree, with a + if it has been changed since."""
+    here = Path(hocket.__file__).parent
+    try:
+        ask = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+        done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return f"(release {hocket.__name__} without a repository)"
+    return done.stdout.strip()
+
+
+def machine() -> str:
+    """Name the processor and its cores."""
+    name = platform.processor() or platform.machine()
+    try:
+        told = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in told if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def page(report: Report) -> str:
+    """Return the HTML page: verdict, checks, table, plots."""
+    claim = report.claim
+    head = "".join(f"<th>{escape(h)}</th>" for h in report.headings)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in report.rows
+    )
+    checks = "".join(
+        f"<li>{escape(c.statement)}: <b>{c.judgement}</b> ({escape(c.detail)})</li>"
+        for c in report.checks
+    )
+    return document(
+        f"{claim.name}: {report.verdict}",
+        [
+            f"<h1>{escape(claim.name)}: {escape(report.verdict)}</h1>",
+            f"<p>{escape(claim.claim)}</p><p class='note'>{escape(claim.paper)}<br>"
+            f"What would refute it: {escape(claim.refuted_by)}</p><ul>{checks}</ul>",
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+            *(f"<p class='note'>{escape(note)}</p>" for note in report.notes),
+            *plots(report),
+            f"<pre class='note'>{escape(chr(10).join(grid(report)))}</pre>",
+            f"<p class='note'>Made by <code>{escape(report.command)}</code> "
+            f"{escape(made_with())}</p>",
+        ],
+    )
+
+
+def plots(report: Report) -> list[str]:
+    """Return the claim's own plots, then the curves of its arms."""
+    own = [] if report.missing else report.claim.plots(report.found, report.bench)
+    arms = report.claim.shown(report.found)[:MAX_CURVES]
+    colours = [(arm.name, COLOURS[n]) for n, arm in enumerate(arms)]
+    return [*own, legend(colours), curves(arms, by_time=False), curves(arms, by_time=True)]
+
+
+def curves(arms: Sequence[Arm], *, by_time: bool) -> str:
+    """Draw the mean dev loss over the seeds, against frames or time."""
+    series = []
+    for n, arm in enumerate(arms):
+        whole = [o.curve for o in arm.outcomes if o.diverged is None]
+        points = [
+            (fmean(p.train_s if by_time else p.frames for p in at), fmean(p.loss for p in at))
+            for at in zip(*whole, strict=False)
+        ]
+        series.append(Series(arm.name, points, COLOURS[n % len(COLOURS)]))
+    against = "seconds of training" if by_time else "frames"
+    return charts.lines(f"dev loss against {against}", against, series)
+
+
+def standalone(svg: str) -> str:
+    """Return a drawing that carries its own style, for a file of its own."""
+    first, rest = svg.split(">", 1)
+    plain = first.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
+    return f"{plain}><style>{STYLE}</style>{rest}\n"
