@@ -12,25 +12,43 @@ from hocket.errors import HocketError
 from hocket.models.dnn import DNN
 from hocket.optim import NGSGD, SGD, AdamW, Constant, Exponential, NaturalSGD, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
-from hocket.strategies import AllReduceSGD, KStep, Sequential
+from hocket.strategies import (
+    ADMM,
+    BMUF,
+    EASGD,
+    AdaptiveKStep,
+    AllReduceSGD,
+    AsyncEASGD,
+    DiLoCo,
+    KStep,
+    ModelAveraging,
+    Sequential,
+)
 from hocket.strategy import State, Strategy
 from hocket.task import Item, Loss, Task
 
 __all__ = [
+    "ADMM",
+    "BMUF",
     "DNN",
+    "EASGD",
     "NGSGD",
     "SGD",
     "AdamW",
+    "AdaptiveKStep",
     "AllReduceSGD",
+    "AsyncEASGD",
     "Cluster",
     "Constant",
     "Death",
+    "DiLoCo",
     "Exponential",
     "HocketError",
     "Host",
     "Item",
     "KStep",
     "Loss",
+    "ModelAveraging",
     "NaturalSGD",
     "Newbob",
     "Pause",

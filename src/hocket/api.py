@@ -109,6 +109,9 @@ def _experiment(
             tables[name] = given
         elif given is not None:
             objects[name] = given
+    if "strategy" in objects and "optimizer" not in objects:
+        usual = getattr(objects["strategy"], "usual_optimizer", "sgd")
+        tables["optimizer"] = {"name": usual} | dict(tables.get("optimizer", {}))
     if isinstance(task, str):
         tables["task"] = config.task_table(task)
         own = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal
@@ -55,6 +55,35 @@ class UsersOptimizer(Optimizer):
     name: ClassVar[str] = "the user's"
 
     @property
+    def has_moments(self) -> bool:
+        """Whether it remembers anything that is known to us."""
+        return bool(_moments_of(self.torch_optimizer))
+
+    def moments(self, params: Flat, state: Any) -> list[Flat]:
+        """Gather what the torch optimizer remembers of each parameter."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        kept = self.torch_optimizer.state
+        return [
+            Layout.of(self.model).pack(
+                torch.zeros_like(p) if kept[p].get(key) is None else kept[p][key] for p in trained
+            )
+            for key in _moments_of(self.torch_optimizer)
+        ]
+
+    def remember_(self, state: Any, moments: Sequence[Flat]) -> None:
+        """Lay other values in their place; a parameter that never had a step has none."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        layout = Layout.of(self.model)
+        for key, moment in zip(_moments_of(self.torch_optimizer), moments, strict=True):
+            for p, view in zip(trained, layout.views(moment), strict=True):
+                if self.torch_optimizer.state[p].get(key) is not None:
+                    self.torch_optimizer.state[p][key].copy_(view)
+
+    def forget_(self, state: Any) -> None:
+        """Let the torch optimizer begin anew."""
+        self.torch_optimizer.state.clear()
+
+    @property
     def scales_with_gain(self) -> bool:  # type: ignore[override]
         """Whether a step grows with the rate times the gradient."""
         return self.scales
@@ -83,6 +112,15 @@ class UsersOptimizer(Optimizer):
 
     def _step_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:
         raise NotImplementedError("apply_ does it all")
+
+
+def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Name what a torch optimizer remembers of a parameter, where we know it."""
+    if isinstance(optimizer, torch.optim.SGD):
+        momentum = any(group["momentum"] for group in optimizer.param_groups)
+        return ("momentum_buffer",) if momentum else ()
+    known = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+    return ("exp_avg", "exp_avg_sq") if isinstance(optimizer, known) else ()
 
 
 def _is_own(grad: Flat | Parts, trained: list[nn.Parameter]) -> bool:
@@ -272,13 +310,20 @@ def attach(
     require(not unknown, f"{sorted(unknown)} cannot take effect in hocket.attach")
     place, size = _place(rank, world_size)
     rule = UsersOptimizer(
+        weight_decay=max(g.get("weight_decay", 0.0) for g in optimizer.param_groups),
         torch_optimizer=optimizer,
         model=model,
         scales=isinstance(optimizer, torch.optim.SGD | NGSGD),
     )
+    chosen = _strategy(strategy)
+    require(
+        not chosen.needs_scores,
+        f"strategy {chosen.name!r} is led by held-out loss, which hocket.attach does not have: use "
+        "hocket.train, or another strategy",
+    )
     experiment = Experiment(
         OwnLoop(model),
-        _strategy(strategy),
+        chosen,
         rule,
         Constant(epochs=1, lr_compensation="full" if lr == "sequential" else "none"),
         options=RuntimeOptions(

@@ -263,10 +263,12 @@ def build_parts(tables: Mapping[str, Table], task: Task | None = None) -> dict[s
     """Make the parts of an experiment; `task` given: a task of one's own."""
     if task is not None and (tables.get("task") or tables.get("model")):
         raise ConfigError("[task] and [model] cannot take effect: the task was given as an object")
+    strategy = choose(STRATEGIES, tables.get("strategy", {}), "strategy", "sequential")
+    usual = strategy.usual_optimizer
     return {
         "task": task or build_task(tables),
-        "strategy": choose(STRATEGIES, tables.get("strategy", {}), "strategy", "sequential"),
-        "optimizer": choose(OPTIMIZERS, tables.get("optimizer", {}), "optimizer", "sgd"),
+        "strategy": strategy,
+        "optimizer": choose(OPTIMIZERS, tables.get("optimizer", {}), "optimizer", usual),
         "schedule": choose(SCHEDULES, tables.get("schedule", {}), "schedule", "constant"),
         "codec": choose(CODECS, tables.get("codec", {}), "codec", "float32"),
         "options": build(RuntimeOptions, tables.get("runtime", {}), "[runtime]"),

@@ -88,6 +88,7 @@ class Experiment:
                 f"{key} must be a {kind.__name__} object, not {value!r}: give {made}",
             )
         self.strategy.check_world(self.options.learners)
+        self.strategy.check_optimizer(self.optimizer)
         require(
             self.options.on_loss != "continue" or self.strategy.synchronous,
             f"runtime.on_loss = 'continue' cannot take effect: {self.strategy.name!r} is not "
@@ -102,6 +103,14 @@ class Experiment:
 
     def lr_factor(self, learners: int | None = None) -> float:
         """Return the factor between the sequential and the local rate, after the ramp."""
+        asked = self.schedule.lr_compensation
+        if not self.strategy.compensates:
+            require(
+                asked in (None, "none"),
+                f"schedule.lr_compensation = {asked!r} cannot take effect: {self.strategy.name!r} "
+                "uses the given rate as it is on every learner; leave it out",
+            )
+            return 1.0
         gain = self.strategy.gain(learners or self.options.learners)
         return target_factor(self.schedule, self.optimizer, gain)
 

@@ -56,6 +56,7 @@ class Learner:
         rng: random.Random,
         codec: Codec = FLOAT32,
         skip: Callable[[], None] | None = None,
+        alive: Callable[[], tuple[int, ...]] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -64,6 +65,7 @@ class Learner:
         self.rng = rng
         self.codec = codec
         self._rate = rate
+        self._alive = alive
         self._skip = skip  # counts a gradient that is not finite; None: it is not looked at
 
     @property
@@ -71,8 +73,13 @@ class Learner:
         """The local rate now: schedule by committed frames, times the compensation."""
         return self._rate()
 
-    def step_(self, params: Flat, grad: Grad, optimizer_state: Any) -> None:
-        """One optimizer step at the current rate. A dry gradient moves nothing.
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Who took part in the last collective of all; the same on every synchronous learner."""
+        return tuple(range(self.size)) if self._alive is None else self._alive()
+
+    def step_(self, params: Flat, grad: Grad, optimizer_state: Any, scale: float = 1.0) -> None:
+        """One optimizer step, at `scale` times the current rate. A dry gradient moves nothing.
 
         In lower precision one that is not finite is skipped and counted. A mean is the same to the
         bit on all learners, so all of them skip it or none.
@@ -83,7 +90,7 @@ class Learner:
         if self._skip is not None and not finite(whole):
             self._skip()
         else:
-            self.optimizer.apply_(params, whole, optimizer_state, self.lr)
+            self.optimizer.apply_(params, whole, optimizer_state, self.lr * scale)
         grad.spent = True
 
     async def gradient(self, params: Flat) -> Grad:

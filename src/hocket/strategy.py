@@ -67,6 +67,8 @@ class Strategy(ABC):
     evaluates: ClassVar[Literal["replica", "average", "root"]] = "replica"
     max_learners: ClassVar[int | None] = None
     needs_even_world: ClassVar[bool] = False
+    compensates: ClassVar[bool] = True  # False: the local rate is the given one, whatever the gain
+    usual_optimizer: ClassVar[str] = "sgd"  # when none is configured
 
     @abstractmethod
     def gain(self, num_learners: int) -> float:
@@ -105,6 +107,14 @@ class Strategy(ABC):
             f"strategy {self.name!r} pairs learners and needs an even number, not {num_learners}; "
             f"use {num_learners - 1} or {num_learners + 1}",
         )
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027  (optional)
+        """Refuse an optimizer the method cannot use."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """True if the method looks at held-out loss, which a loop of one's own does not have."""
+        return False
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters and their values."""

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 from helpers.strategies import DelayByOne, PushPull
 
-from hocket import AllReduceSGD, KStep, Sequential, Strategy
+from hocket import (
+    ADMM,
+    BMUF,
+    EASGD,
+    AdaptiveKStep,
+    AllReduceSGD,
+    AsyncEASGD,
+    DiLoCo,
+    KStep,
+    ModelAveraging,
+    Sequential,
+    Strategy,
+)
 
 
 @dataclass(frozen=True)
@@ -19,8 +31,11 @@ class Case:
 
     @property
     def id(self) -> str:
+        usual = type(self.strategy)().parameters()
         return self.strategy.name + "".join(
-            f"-{key}{value}" for key, value in self.strategy.parameters().items()
+            f"-{key}{value}"
+            for key, value in self.strategy.parameters().items()
+            if value != usual[key]
         )
 
 
@@ -29,6 +44,15 @@ CASES = [
     Case(AllReduceSGD(), (2, 4)),
     Case(KStep(sync_every=1), (2, 4)),
     Case(KStep(sync_every=3), (2, 4)),
+    Case(AdaptiveKStep(sync_every=4, shrink_rate=True, accept=True), (2, 4), False),
+    Case(ModelAveraging(sync_every=2), (2, 4)),
+    Case(BMUF(sync_every=2, local_momentum="keep"), (2, 4)),
+    Case(BMUF(sync_every=3, nesterov=False, warm_start_frames=12), (2, 4), False),
+    Case(DiLoCo(sync_every=3, outer_momentum=0.5), (2, 4), False),
+    Case(EASGD(sync_every=2), (2, 4), False),
+    Case(AsyncEASGD(sync_every=2), (2, 4), False),
+    Case(ADMM(sync_every=1), (2, 4)),
+    Case(ADMM(sync_every=3), (2, 4), False),
     # not products, but they prove the vocabulary, so they are held to the same
     Case(DelayByOne(), (2, 4)),
     Case(PushPull(), (2, 4)),

@@ -77,7 +77,8 @@ def plain_sgd(task: Quadratic, order: list[int], lr: float, momentum: float) -> 
 @each
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_one_learner_is_plain_sgd_to_the_bit(case: Case, momentum: float) -> None:
-    assert case.one_learner_is_sgd
+    if not case.one_learner_is_sgd:
+        pytest.skip("not what this method is with one learner")
     task = Quadratic(uneven=True)
     schedule, optimizer = Constant(epochs=3), SGD(lr=0.05, momentum=momentum)
     experiment = Experiment(task, case.strategy, optimizer, schedule)

@@ -112,10 +112,12 @@ def test_a_rule_that_is_broken_is_seen(tmp_path: Path) -> None:
 
 def test_public_names_are_pinned() -> None:
     assert set(hocket.__all__) == {
-        "DNN", "NGSGD", "NaturalSGD",
-        "SGD", "AdamW", "AllReduceSGD", "Cluster", "Constant", "Death", "Exponential",
-        "HocketError", "Host", "Item", "KStep", "Loss", "Newbob", "Pause", "Result", "Sequential",
-        "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach", "simulate", "train",
+        "ADMM", "NGSGD", "NaturalSGD",
+        "BMUF", "DNN", "EASGD", "SGD", "AdamW", "AdaptiveKStep", "AllReduceSGD",
+        "AsyncEASGD", "Cluster", "Constant", "Death", "DiLoCo", "Exponential", "HocketError",
+        "Host", "Item", "KStep", "Loss", "ModelAveraging", "Newbob", "Pause", "Result",
+        "Sequential", "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach",
+        "simulate", "train",
     }  # fmt: skip
     for name in hocket.__all__:
         assert hasattr(hocket, name)

@@ -12,6 +12,7 @@ that rate compensation repairs: the given rate is used as it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,6 +53,26 @@ class AdamW(Optimizer):
     def init(self, params: Flat) -> AdamWState:
         """Both moments at zero."""
         return AdamWState(torch.zeros_like(params), torch.zeros_like(params))
+
+    @property
+    def has_moments(self) -> bool:
+        """Always."""
+        return True
+
+    def moments(self, params: Flat, state: AdamWState) -> list[Flat]:
+        """Return both moments."""
+        return [state.m, state.v]
+
+    def remember_(self, state: AdamWState, moments: Sequence[Flat]) -> None:
+        """Take over both moments; the number of steps stays this learner's."""
+        for mine, other in zip((state.m, state.v), moments, strict=True):
+            mine.copy_(other)
+
+    def forget_(self, state: AdamWState) -> None:
+        """Begin with the bias correction of a first step."""
+        state.m.zero_()
+        state.v.zero_()
+        state.steps = 0
 
     def _step_(self, params: Flat, grad: Flat, state: AdamWState, lr: float) -> None:
         state.steps += 1

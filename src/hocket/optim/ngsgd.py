@@ -179,6 +179,26 @@ class NaturalSGD(Optimizer):
         """No velocity yet."""
         return NaturalState()
 
+    @property
+    def has_moments(self) -> bool:
+        """With momentum."""
+        return self.momentum > 0
+
+    def moments(self, params: Flat, state: NaturalState) -> list[Flat]:
+        """Return the velocity; one of zero is the same as none yet."""
+        if not self.momentum:
+            return []
+        return [torch.zeros_like(params) if state.velocity is None else state.velocity]
+
+    def remember_(self, state: NaturalState, moments: Sequence[Flat]) -> None:
+        """Take over a velocity."""
+        for velocity in moments:
+            state.velocity = velocity.clone()
+
+    def forget_(self, state: NaturalState) -> None:
+        """Stand still."""
+        state.velocity = None
+
     def _step_parts_(self, params: Flat, grad: Parts, state: NaturalState, lr: float) -> None:
         layout = self._layout
         offsets = [e.offset for e in layout.entries] if layout else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,6 +52,21 @@ class Optimizer(ABC):
     @abstractmethod
     def _step_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:
         """Change `params` and `state` by one step; `grad` is read only."""
+
+    @property
+    def has_moments(self) -> bool:
+        """True if a step depends on what was remembered of the steps before."""
+        return False
+
+    def moments(self, params: Flat, state: Any) -> list[Flat]:
+        """Return what is remembered, as vectors like `params`; zero where nothing is yet."""
+        return []
+
+    def remember_(self, state: Any, moments: Sequence[Flat]) -> None:  # noqa: B027
+        """Put other vectors in their place."""
+
+    def forget_(self, state: Any) -> None:  # noqa: B027
+        """Begin anew, as before the first step."""
 
     @torch.no_grad()
     def apply_(self, params: Flat, grad: Flat | Parts, state: Any, lr: float) -> None:

@@ -7,6 +7,7 @@ w <- w - lr * v                      (Nesterov: w - lr * (g + momentum * v))
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,6 +51,26 @@ class SGD(Optimizer):
     def init(self, params: Flat) -> SGDState:
         """No velocity yet."""
         return SGDState()
+
+    @property
+    def has_moments(self) -> bool:
+        """With momentum."""
+        return self.momentum > 0
+
+    def moments(self, params: Flat, state: SGDState) -> list[Flat]:
+        """Return the velocity; one of zero is the same as none yet."""
+        if not self.momentum:
+            return []
+        return [torch.zeros_like(params) if state.velocity is None else state.velocity]
+
+    def remember_(self, state: SGDState, moments: Sequence[Flat]) -> None:
+        """Take over a velocity."""
+        for velocity in moments:
+            state.velocity = velocity.clone()
+
+    def forget_(self, state: SGDState) -> None:
+        """Stand still."""
+        state.velocity = None
 
     def _step_parts_(self, params: Flat, grad: Parts, state: SGDState, lr: float) -> None:
         if self.momentum and (state.velocity is None or not self._fuses):

@@ -138,6 +138,7 @@ class Desk:
             rng=self.rng,
             codec=experiment.codec,
             skip=None if experiment.options.precision == "float32" else self._skipped,
+            alive=lambda: self.alive,
         )
 
     def _skipped(self) -> None:

@@ -21,8 +21,9 @@ right, and while all learners have equal items, K = 1 is still exactly synchrono
 the averaged model.
 
 Differences from the paper: the mean is weighted by frames; the last block of an epoch is shorter,
-so that an epoch's data are exactly used up. The adaptive measures with which the MLHPC system
-scaled to 20 GPUs are not here yet.
+so that an epoch's data are exactly used up. What the paper does with local momentum is not known to
+us: `local_momentum` offers all three (`hocket.strategies.averaging`). The adaptive measures are a
+strategy of their own, `adaptive-kstep`.
 Limits: every average waits for the slowest learner; too large a K late in training leaves a plateau
 above the sequential loss.
 """
@@ -32,39 +33,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.errors import require
-from hocket.learner import Learner
-from hocket.strategy import State, Strategy
+from hocket.strategies.averaging import Averaging
 
 
 @dataclass(frozen=True)
-class KStep(Strategy):
-    """K local steps, then the average of the models."""
-
-    sync_every: int = 16
+class KStep(Averaging):
+    """K local steps, then the average of the models (eqs. 1 and 2 are `Averaging.run`)."""
 
     name: ClassVar[str] = "kstep"
     paper: ClassVar[str] = "Zhou and Cong, IJCAI 2018 (arXiv:1708.01012); Cong et al., MLHPC 2017"
     summary: ClassVar[str] = "K local steps on each learner, then the average of the models"
-    commits_when: ClassVar[str] = "the average is complete"
-    synchronous: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(
-            self.sync_every >= 1, f"strategy.sync_every must be at least 1, not {self.sync_every}"
-        )
-
-    def gain(self, num_learners: int) -> float:
-        """The average moves as far as one learner did, on P times the data."""
-        return 1.0 / num_learners
-
-    async def run(self, me: Learner, state: State) -> State:
-        """K local steps, average, commit."""
-        while (await me.boundary(state)).go_on:
-            for _ in range(self.sync_every):
-                grad = await me.gradient(state.params)
-                me.step_(state.params, grad, state.optimizer)  # eq. 1
-            mean = await me.allreduce(state.params)
-            state.params.copy_(mean.value)  # eq. 2
-            await me.commit()
-        return state

@@ -1,0 +1,104 @@
+"""BMUF: blockwise model-update filtering; block momentum makes up for what averaging loses.
+
+    G(t) = mean_i W_i(t) - W_g(t-1)                                                     (1)
+    Delta(t) = eta Delta(t-1) + zeta G(t),     W(t) = W(t-1) + Delta(t)                  (2)
+    classical:  W_g(t) = W(t)                                                          (3a)
+    Nesterov:   W_g(t) = W(t) + eta Delta(t) = W_g(t-1) + zeta G(t) + eta Delta(t)      (3b)
+
+Reference: K. Chen and Q. Huo, "Scalable training of deep learning machines by incremental block
+training with intra-block parallel optimization and blockwise model-update filtering", ICASSP 2016.
+
+| symbol  | here             |                                                               |
+|---------|------------------|---------------------------------------------------------------|
+| W_g     | `state.start`    | where all learners start the block                            |
+| W       | `model(state)`   | the model that is evaluated and saved: W_g - eta Delta        |
+| Delta   | `state.delta`    | the filtered step                                             |
+| eta     | `block_momentum` | default 1 - 1/P                                               |
+| zeta    | `block_lr`       | default 1                                                     |
+| (block) | `sync_every`     | minibatches of one learner; 120,000 frames is a usual block   |
+
+The mean of P learners moves as far as one of them on the data of P; in the steady state the filter
+multiplies that by zeta / (1 - eta), which is P by default. So the gain is zeta / (P (1 - eta)) = 1:
+learners use the sequential rate and schedule as they are.
+
+(3b) is torch's SGD(nesterov=True, lr=zeta, momentum=eta) on the gradient -G (tested). The Nesterov
+form of CNTK and fairseq is not the paper's: it takes the look-ahead point as the next W, which is
+the classical form with zeta (1 + eta) and moves twice as far (tested, too).
+
+*Warm start*: until `warm_start_frames` frames have been learnt by all, learners average after every
+minibatch and the filter rests.
+
+Differences from the paper: the mean is weighted by frames. The paper starts from a seed model that
+plain SGD trained on 24 to 120 hours; the warm start here is synchronous SGD by all learners at the
+sequential rate. After a loss eta follows the number of learners left.
+Limits: eta close to 1 needs many blocks, or the last blocks' momentum is never delivered (about
+1/(1 - eta) = P blocks). Local momentum is forgotten after each block, as carrying it over often
+diverges; keep it at 0.9 or below. A schedule that drops the rate leaves Delta at its old scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hocket.effects import Mean
+from hocket.errors import require
+from hocket.strategies.averaging import BlockFilter, BlockState, LocalMomentum
+from hocket.strategy import State
+
+
+@dataclass(frozen=True)
+class BMUF(BlockFilter):
+    """K local steps, then a filtered average."""
+
+    block_momentum: float | None = None  # None: 1 - 1/P
+    block_lr: float = 1.0
+    nesterov: bool = True
+    warm_start_frames: int = 0
+
+    name: ClassVar[str] = "bmuf"
+    paper: ClassVar[str] = "Chen and Huo, ICASSP 2016"
+    summary: ClassVar[str] = "K local steps, then the average, filtered with block momentum"
+    usual_momentum: ClassVar[LocalMomentum] = "reset"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        eta = self.block_momentum
+        require(
+            eta is None or 0 <= eta < 1,
+            f"strategy.block_momentum must be in [0, 1), not {eta}: at 1 a step is never forgotten "
+            "and the model runs away; leave it out for 1 - 1/P",
+        )
+        require(self.block_lr > 0, f"strategy.block_lr must be above 0, not {self.block_lr}")
+        require(
+            self.warm_start_frames >= 0,
+            f"strategy.warm_start_frames must be at least 0, not {self.warm_start_frames}",
+        )
+
+    def gain(self, num_learners: int) -> float:
+        """zeta / (P (1 - eta)): 1 by default."""
+        eta, zeta, _ = self.filter_of(num_learners)
+        return zeta / (num_learners * (1.0 - eta))
+
+    def filter_of(self, num_learners: int) -> tuple[float, float, bool]:
+        """Return eta, zeta and the form."""
+        eta = self.block_momentum
+        return 1.0 - 1.0 / num_learners if eta is None else eta, self.block_lr, self.nesterov
+
+    def _warming(self, state: State) -> bool:
+        assert isinstance(state, BlockState)
+        return state.frames < self.warm_start_frames
+
+    def block(self, state: State) -> int:
+        """One step while warming up, `sync_every` after."""
+        return 1 if self._warming(state) else self.sync_every
+
+    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
+        """Filter, or just average while warming up."""
+        assert isinstance(state, BlockState)
+        if not self._warming(state):
+            super().outer_(state, mean, num_learners)
+            return
+        state.frames += mean.weight
+        state.start.copy_(mean.value)
+        state.params.copy_(mean.value)
