@@ -116,7 +116,7 @@ class UsersOptimizer(Optimizer):
 
 def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """Name what a torch optimizer remembers of a parameter, where we know it."""
-    if isinstance(optimizer, torch.optim.SGD):
+    if isinstance(optimizer, torch.optim.SGD | NGSGD):
         momentum = any(group["momentum"] for group in optimizer.param_groups)
         return ("momentum_buffer",) if momentum else ()
     known = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)

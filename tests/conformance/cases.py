@@ -14,11 +14,14 @@ from hocket import (
     AllReduceSGD,
     AsyncEASGD,
     DiLoCo,
+    Kaldi,
     KStep,
     ModelAveraging,
     Sequential,
     Strategy,
 )
+from hocket.runtime.cost import Death
+from hocket.runtime.simulator import Simulator
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,15 @@ class Case:
     strategy: Strategy
     learners: tuple[int, ...]
     one_learner_is_sgd: bool = True  # to the bit
+    everyone_draws: bool = True  # from the start
+
+    def unfired(self, sim: Simulator) -> list[Death]:
+        """Return the planned deaths that should have come to pass and did not."""
+        return [
+            d
+            for d in sim.deaths_to_come()
+            if self.everyone_draws or d.at_draw is None or sim.desk(d.rank).books.draws >= d.at_draw
+        ]
 
     @property
     def id(self) -> str:
@@ -53,6 +65,7 @@ CASES = [
     Case(AsyncEASGD(sync_every=2), (2, 4), False),
     Case(ADMM(sync_every=1), (2, 4)),
     Case(ADMM(sync_every=3), (2, 4), False),
+    Case(Kaldi(sync_every=3, combine_items=3), (2, 4), False, everyone_draws=False),
     # not products, but they prove the vocabulary, so they are held to the same
     Case(DelayByOne(), (2, 4)),
     Case(PushPull(), (2, 4)),

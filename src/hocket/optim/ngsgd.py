@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -175,6 +175,17 @@ class NaturalSGD(Optimizer):
         object.__setattr__(copy, "_layout", layout)
         return copy
 
+    @property
+    def limits_change(self) -> bool:
+        """Unless all limits are 0."""
+        return self._limits.any
+
+    def tightened(self, factor: float) -> NaturalSGD:
+        """Return this rule with `factor` times its limits."""
+        keys = [f.name for f in fields(Limits)]
+        tighter = replace(self, **{key: factor * getattr(self, key) for key in keys})
+        return tighter if self._layout is None else tighter.fitted(self._layout)
+
     def init(self, params: Flat) -> NaturalState:
         """No velocity yet."""
         return NaturalState()
@@ -317,9 +328,9 @@ class NGSGD(torch.optim.Optimizer):
         if not momentum:
             return grad
         held = self.state[p]
-        if "velocity" not in held:
-            held["velocity"] = torch.zeros_like(p)
-        velocity: torch.Tensor = held["velocity"].mul_(momentum).add_(grad, alpha=lr)
+        if "momentum_buffer" not in held:
+            held["momentum_buffer"] = torch.zeros_like(p)
+        velocity: torch.Tensor = held["momentum_buffer"].mul_(momentum).add_(grad, alpha=lr)
         return velocity
 
     def state_dict(self) -> dict[str, Any]:

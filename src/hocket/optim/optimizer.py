@@ -45,6 +45,15 @@ class Optimizer(ABC):
         """Return this rule for vectors of a known layout; most do not care."""
         return self
 
+    @property
+    def limits_change(self) -> bool:
+        """True if a step has a largest size."""
+        return False
+
+    def tightened(self, factor: float) -> Optimizer:
+        """Return this rule with `factor` times the largest step, where it has one."""
+        return self
+
     @abstractmethod
     def init(self, params: Flat) -> Any:
         """Return the state before the first step."""

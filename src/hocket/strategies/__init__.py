@@ -10,6 +10,7 @@ from hocket.strategies.allreduce import AllReduceSGD
 from hocket.strategies.bmuf import BMUF
 from hocket.strategies.diloco import DiLoCo
 from hocket.strategies.easgd import EASGD, AsyncEASGD
+from hocket.strategies.kaldi import Kaldi
 from hocket.strategies.kstep import KStep
 from hocket.strategies.model_averaging import ModelAveraging
 from hocket.strategies.sequential import Sequential
@@ -28,6 +29,7 @@ STRATEGIES: Final[dict[str, type[Strategy]]] = {
         EASGD,
         AsyncEASGD,
         ADMM,
+        Kaldi,
     )
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "AsyncEASGD",
     "DiLoCo",
     "KStep",
+    "Kaldi",
     "ModelAveraging",
     "Sequential",
 ]
