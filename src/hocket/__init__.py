@@ -9,7 +9,7 @@ from hocket.api import Result, simulate, train
 from hocket.attach import attach
 from hocket.data.synthetic import Synthetic
 from hocket.errors import HocketError
-from hocket.models.dnn import DNN
+from hocket.models import DNN, PNorm
 from hocket.optim import NGSGD, SGD, AdamW, Constant, Exponential, NaturalSGD, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
 from hocket.strategies import (
@@ -53,6 +53,7 @@ __all__ = [
     "ModelAveraging",
     "NaturalSGD",
     "Newbob",
+    "PNorm",
     "Pause",
     "Result",
     "Sequential",

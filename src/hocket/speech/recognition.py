@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import nn
 
-from hocket.models.dnn import DNN
+from hocket.models import MODELS
 from hocket.speech.decoding import Decoder, Search
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
@@ -74,7 +74,8 @@ def task_of(run: Path) -> SpeechTask:
         raise SpeechError(
             f"{run} has no model yet: finish it with `hocket train --resume --out {run}`"
         )
-    model = DNN(**_known(DNN, tables["model"]))
+    kind = MODELS[tables["model"].get("name", "dnn")]
+    model = kind(**_known(kind, tables["model"]))
     task = SpeechTask(**_known(SpeechTask, tables["task"]), model=model)
     trained_on, now = tables["facts"]["prepared"], task.describe()["prepared"]
     if trained_on != now:
