@@ -44,7 +44,9 @@ class Model(ABC):
         return nn.Sequential(estimate(*sample(), num_outputs), *network)
 
 
-def evenly_spaced(num_frames: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def evenly_spaced(
+    num_frames: int, at_most: int = TRANSFORM_FRAMES
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the frames that an input transform is estimated from."""
-    count = min(num_frames, TRANSFORM_FRAMES)
+    count = min(num_frames, at_most)
     return np.arange(count, dtype=np.int64) * num_frames // count

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from hocket.data.shuffle import Permutation
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
-from hocket.models.model import Model, evenly_spaced
+from hocket.models.model import TRANSFORM_FRAMES, Model, evenly_spaced
 from hocket.numerics import stable_seed
 from hocket.speech.store import FeatureStore, Normalisation
 from hocket.task import Item, Loss, Task
@@ -130,12 +130,12 @@ class SpeechTask(Task):
 
     def build_model(self) -> nn.Module:
         """Return a new network."""
-        return self.model.build(self.num_inputs, self.num_senones, self._sample)
+        return self.model.build(self.num_inputs, self.num_senones, self.sample)
 
-    def _sample(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return some of the training frames and their senones."""
+    def sample(self, num_frames: int = TRANSFORM_FRAMES) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return so many training frames, evenly spaced, and their senones."""
         data = self._split("train")
-        return data.gather(evenly_spaced(data.frames), self.context)
+        return data.gather(evenly_spaced(data.frames, num_frames), self.context)
 
     def _batch(self, split: str) -> int:
         return self.batch_frames if split == "train" else DEV_BATCH
