@@ -12,6 +12,7 @@ from helpers.runs import real, same_model, simulated
 from helpers.tasks import acoustic
 from torch import nn
 
+import hocket
 from hocket import Constant, Sequential
 from hocket.errors import ConfigError, ContractError
 from hocket.experiment import Experiment
@@ -370,3 +371,34 @@ def test_the_rule_must_know_the_layout() -> None:
 def test_bad_values_are_named_here_too(bad: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         NaturalSGD(**bad)
+
+
+# ------------------------------------------------------------------ under hocket.attach
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_attached_alone_it_is_the_plain_loop_to_the_bit(momentum: float) -> None:
+    plain, attached = network(), network()
+    optimizer = NGSGD(plain, lr=0.1, momentum=momentum)
+    for step in range(9):
+        backward(plain, *batch(step))
+        optimizer.step()
+    other = NGSGD(attached, lr=0.1, momentum=momentum)
+    with hocket.attach(attached, other, strategy={"name": "kstep", "sync_every": 3}) as dist:
+        for step in range(9):
+            backward(attached, *batch(step))
+            dist.step()
+    assert same_model(plain.state_dict(), attached.state_dict())
+
+
+def test_attached_a_ramp_of_learners_is_refused() -> None:
+    model = network()
+    rule = NGSGD(model, lr=0.1)
+    with (
+        pytest.raises(ContractError, match="first_parts = 1"),
+        hocket.attach(model, rule, strategy={"name": "kaldi", "combine_models": 0}) as dist,
+    ):
+        backward(model, *batch())
+        dist.step()
+    with pytest.raises(ConfigError, match="held-out loss"):
+        hocket.attach(model, rule, strategy="kaldi")

@@ -31,4 +31,4 @@ def test_the_small_recipe_learns(tmp_path: Path) -> None:
     assert main([*ask, *settings, *more]) == 0
     rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").open()]
     losses = [row["loss"] for row in rows if row["event"] == "eval"]
-    assert losses[-1] < 2.6 < 3.18, "below the uniform guess over 24 classes"
+    assert losses[-1] < 2.6  # the uniform guess over 24 classes costs 3.18
