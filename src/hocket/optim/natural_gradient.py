@@ -275,9 +275,9 @@ class OnlineNaturalGradient:
             j_RD = torch.cat([j_RD, h_NR.sum(0)[:, None]], 1)
         d = fisher.d.numpy()
         q, u = d + fisher.rho, 1 / np.sqrt(smoothed(d, fisher.rho, self.alpha, dim)[1])
-        z = _float64(j_RD @ j_RD.T) * (a * a)  # eq. 11
-        z += _float64(h_NR.T @ h_NR) * (q[:, None] + q) * (a * c)
-        z *= u[:, None] * u
+        uu = a * u[:, None] * u
+        z = _numpy(j_RD @ j_RD.T) * (a * uu)  # eq. 11; uu makes it float64
+        z += _numpy(h_NR.T @ h_NR) * (c * uu * (q[:, None] + q))
         z.flat[:: len(d) + 1] += (c * q) ** 2
         sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
         trace = a * square + c * fisher.trace()
@@ -285,8 +285,8 @@ class OnlineNaturalGradient:
         floor = max(EPSILON, DELTA * float(sizes[0]))
         d, rho = np.maximum(sizes - rho, floor), max(rho, floor)
         e = smoothed(d, rho, self.alpha, dim)[1]
-        a_RR = (a * np.sqrt(e) / sizes)[:, None] * u_RR.T * u  # eq. 12
-        b_RD = j_RD.addcmul_(_like((c / a * q)[:, None], j_RD), fisher.w)
+        a_RR = (np.sqrt(e) / sizes)[:, None] * u_RR.T * (a * u)  # eq. 12
+        b_RD = j_RD.addcmul_(_like(c / a * q, j_RD)[:, None], fisher.w)
         fisher.w, fisher.d, fisher.rho = _like(a_RR, j_RD) @ b_RD, torch.from_numpy(d), rho
         if risky:
             fisher.w = orthogonalised(fisher.w, e)
@@ -295,7 +295,8 @@ class OnlineNaturalGradient:
 def _spectrum(z: Floats, floor: float) -> tuple[Floats, Floats, bool]:
     """Return sqrt(c) in descending order, U, and whether rounding may have hurt them."""
     size = max(1.0, float(z.trace()))  # eigenvalues of fourth powers could overflow
-    values, vectors = torch.linalg.eigh(torch.from_numpy(z / size))
+    z /= size
+    values, vectors = torch.linalg.eigh(torch.from_numpy(z))
     c, u_RR = values.numpy()[::-1] * size, vectors.numpy()[:, ::-1]
     risky = bool(c[0] > MAX_CONDITION * c[-1]) or bool(c[-1] < floor)
     return np.sqrt(np.maximum(c, floor)), u_RR, risky
@@ -304,7 +305,7 @@ def _spectrum(z: Floats, floor: float) -> tuple[Floats, Floats, bool]:
 def orthogonalised(w_RD: torch.Tensor, e: Floats) -> torch.Tensor:
     """Return W = E^1/2 O with O O' = I again, if it has gone too far from it."""
     root, one = np.sqrt(e), np.eye(len(e))
-    gram = _float64(w_RD @ w_RD.T) / (root[:, None] * root)
+    gram = _numpy(w_RD @ w_RD.T) / (root[:, None] * root)
     if float(np.abs(gram - one).max()) <= ORTHONORMAL:
         return w_RD
     factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(gram))
@@ -331,9 +332,9 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
-def _float64(x: torch.Tensor) -> Floats:
-    """A small matrix for the CPU; numpy's operations on it cost a fraction of torch's."""
-    return np.asarray(x.to("cpu", torch.float64).numpy())
+def _numpy(x: torch.Tensor) -> NDArray[Any]:
+    """A small matrix on the CPU: numpy's operations on it cost a fraction of torch's."""
+    return np.asarray(x.cpu().numpy())
 
 
 def _like(x: Floats, other: torch.Tensor) -> torch.Tensor:
