@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,17 @@ CONTENDERS: dict[str, Callable[[int, str], None]] = {
     "hocket-allreduce-2": hocket_allreduce,
     "hocket-kstep-2": hocket_kstep,
 }
+
+# With --averaging: two learners that meet every SYNC_EVERY minibatches, method by method.
+AVERAGING: dict[str, Callable[[int, str], None]] = {
+    f"hocket-{strategy.name}-2": partial(_hocket, strategy, 2)
+    for strategy in (
+        hocket.KStep(sync_every=SYNC_EVERY, local_momentum="average"),
+        hocket.BMUF(sync_every=SYNC_EVERY),
+        hocket.DiLoCo(sync_every=SYNC_EVERY),
+        hocket.EASGD(sync_every=SYNC_EVERY),
+        hocket.AsyncEASGD(sync_every=SYNC_EVERY),
+        hocket.ADMM(sync_every=SYNC_EVERY),
+    )
+}
+AVERAGING["hocket-kstep-average-2"] = AVERAGING.pop("hocket-kstep-2")

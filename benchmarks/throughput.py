@@ -1,13 +1,14 @@
 """Throughput side by side: Hocket, a plain PyTorch loop, and what PyTorch offers for two processes.
 
     python benchmarks/throughput.py [--repeats 7] [--steps 60] [--only plain hocket-1]
+    python benchmarks/throughput.py --averaging
 
 Contenders (see contenders.py) run one after another, in an order that is shuffled anew for every
 repeat, so that what else the machine does hits all alike. A ratio is taken within a repeat; its
 median and its range over the repeats are printed, by the clock and by processor time.
 
-Goals: one learner >= 1.0 of the plain loop; `allreduce` >= 0.95 and `kstep` >= 0.98 of two
-processes that do not communicate, the physical limit of two.
+Goals: one learner >= 1.0 of the plain loop; `allreduce` >= 0.95, `kstep` and the other averaging
+methods with K = 16 >= 0.98 of two processes that do not communicate, the physical limit of two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.contenders import CONTENDERS, speed
+from benchmarks.contenders import AVERAGING, CONTENDERS, speed
 
 RATIOS = [
     ("plain", "gemm"),
@@ -38,6 +39,7 @@ RATIOS = [
     ("hocket-kstep-2", "apart-2"),
     ("hocket-allreduce-2", "ddp-2"),
     ("hocket-kstep-2", "post-local-sgd-2"),
+    *((name, "apart-2") for name in AVERAGING),
 ]
 
 
@@ -91,15 +93,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=60, help="minibatches of each process")
     parser.add_argument("--only", nargs="+", help="some contenders")
+    parser.add_argument(
+        "--averaging", action="store_true", help="the averaging methods against two apart"
+    )
     parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.contender:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         name, folder = args.contender
-        CONTENDERS[name](args.steps, folder)
+        (CONTENDERS | AVERAGING)[name](args.steps, folder)
         return
-    show(compare(args.only or list(CONTENDERS), args.repeats, args.steps))
+    family = ["apart-2", "hocket-kstep-2", *AVERAGING] if args.averaging else list(CONTENDERS)
+    show(compare(args.only or family, args.repeats, args.steps))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,25 @@ from hocket.errors import ConfigError
 
 NATURAL = NaturalSGD(lr=0.05, momentum=0.3, rank_in=2, rank_out=2, update_period=2)
 each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
-each_synchronous = pytest.mark.parametrize("case", SYNCHRONOUS, ids=lambda c: c.id)
+# Of each kind one: gradients averaged, models averaged, some learners idle, forked collectives.
+KINDS = ("sequential", "allreduce", "kstep-sync_every3", "kaldi-", "delay-by-one")
+each_kind = pytest.mark.parametrize(
+    "case", [c for c in SYNCHRONOUS if c.id.startswith(KINDS)], ids=lambda c: c.id
+)
 
 
-@each_synchronous
+@each
+def test_it_takes_effect_under_every_strategy(case: Case) -> None:
+    more: dict[str, Any] = {"schedule": Constant(epochs=1), "guard_factor": 100.0}
+    plain, natural = (
+        simulated(WithBuffers(), case.strategy, case.learners[0], optimizer=rule, **more)
+        for rule in (replace(NATURAL, form="none"), NATURAL)
+    )
+    assert not same_model(plain, natural)
+    assert plain.frames == natural.frames
+
+
+@each_kind
 def test_simulator_equals_real_processes_to_the_bit(case: Case) -> None:
     more: dict[str, Any] = {"optimizer": NATURAL, "schedule": Constant(epochs=2)}
     for task in (acoustic(num_frames=1500), WithBuffers(uneven=True)):
@@ -28,7 +44,7 @@ def test_simulator_equals_real_processes_to_the_bit(case: Case) -> None:
         assert (a.loss, a.frames) == (b.loss, b.frames)
 
 
-@each
+@each_kind
 def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
     more: dict[str, Any] = {
         "strategy": case.strategy,

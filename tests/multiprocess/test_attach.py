@@ -20,12 +20,30 @@ from helpers.strategies import DelayByOne
 from torch import nn
 
 import hocket
-from hocket import SGD, AllReduceSGD, Constant, KStep, Sequential
+from hocket import (
+    ADMM,
+    BMUF,
+    EASGD,
+    SGD,
+    AdaptiveKStep,
+    AllReduceSGD,
+    Constant,
+    DiLoCo,
+    KStep,
+    Sequential,
+)
 from hocket.errors import ConfigError
 from hocket.runtime.transport import Store
 
 TESTS = Path(__file__).parents[1]
-STRATEGIES = [Sequential(), AllReduceSGD(), KStep(sync_every=3), DelayByOne()]
+STRATEGIES = [
+    Sequential(),
+    AllReduceSGD(),
+    KStep(sync_every=3),
+    DelayByOne(),
+    BMUF(sync_every=2, local_momentum="average"),
+    ADMM(sync_every=1),
+]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 
 
@@ -116,6 +134,14 @@ def test_misuse_is_named() -> None:
         hocket.attach(model, torch.optim.Adam(model.parameters()), lr="sequential")
     with pytest.raises(ConfigError, match=r"\['epochs'\] cannot take effect"):
         hocket.attach(model, optimizer, epochs=3)
+    with pytest.raises(ConfigError, match="led by held-out loss"):
+        hocket.attach(model, optimizer, strategy=AdaptiveKStep())
+    with pytest.raises(ConfigError, match="the velocity is the strategy's"):
+        hocket.attach(
+            model,
+            torch.optim.SGD(model.parameters(), weight_decay=0.1),
+            strategy=EASGD(momentum=0.9),
+        )
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
         hocket.attach(model, optimizer, rank=0, world_size=2)
 
@@ -185,7 +211,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "strategy", [AllReduceSGD(), KStep(sync_every=3), DelayByOne()], ids=lambda s: s.name
+    "strategy",
+    [
+        AllReduceSGD(),
+        KStep(sync_every=3),
+        DelayByOne(),
+        BMUF(sync_every=3),
+        BMUF(sync_every=3, local_momentum="average", nesterov=False, warm_start_frames=384),
+        DiLoCo(sync_every=4),
+    ],
+    ids=lambda s: s.name,
 )
 def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_path: Path) -> None:
     launch(tmp_path, 2, strategy={"name": strategy.name, **strategy.parameters()})
@@ -199,6 +234,28 @@ def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_p
     one, other = models(tmp_path)
     assert same(one, other)
     assert same(one, dict(twin.model))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [EASGD(), ADMM(sync_every=3), {"name": "async-easgd"}],
+    ids=["easgd", "admm", "async"],
+)
+def test_methods_with_a_centre_load_it_at_the_end(strategy: Any, tmp_path: Path) -> None:
+    """Leaving the loop makes one more exchange, so the last steps reach the centre, too."""
+    given = strategy if isinstance(strategy, dict) else {"name": strategy.name}
+    launch(tmp_path, 2, strategy=given, rate=0.05)
+    one, other = models(tmp_path)
+    assert same(one, other)
+    assert dev_loss(one) < 0.8 * dev_loss(attached.build().state_dict())
+
+
+@torch.no_grad()
+def dev_loss(state: dict[str, torch.Tensor]) -> float:
+    job, model = attached.task(), attached.build()
+    model.load_state_dict(state)
+    losses = [job.loss(model, job.load("dev", item, 0)) for item in job.items("dev")]
+    return float(sum(float(loss.total) for loss in losses) / sum(x.frames for x in losses))
 
 
 def test_an_asynchronous_strategy_works_too(tmp_path: Path) -> None:

@@ -121,3 +121,12 @@ def test_public_names_are_pinned() -> None:
     }  # fmt: skip
     for name in hocket.__all__:
         assert hasattr(hocket, name)
+
+
+def test_every_strategy_has_its_page() -> None:
+    from hocket.strategies import STRATEGIES
+
+    for name in STRATEGIES:
+        page = (ROOT.parents[1] / "docs" / "strategies" / f"{name}.md").read_text()
+        assert page.startswith(f"# {name}"), name
+        assert "**Differences from the" in page, name

@@ -116,6 +116,7 @@ async def _evaluate(desk: Desk, model: Flat, meeting: Meeting, began: float) -> 
     scores = await Evaluate(model)
     while scores.frames < desk.pool.frames_in("dev"):  # somebody died with a slice in hand
         scores = await Evaluate(model)
+    desk.scoring_state = None  # a strategy that scores a model by itself has its own buffers
     desk.evaluated(scores)
     if desk.rank == desk.alive[0]:
         desk.report(

@@ -89,9 +89,17 @@ class Averaging(Strategy):
 
 
 async def walk(me: Learner, state: State, steps: int, scale: float = 1.0) -> None:
-    """Take so many local steps, at `scale` times the local rate."""
+    """Take so many local steps, at `scale` times the local rate, or as many as the epoch has left.
+
+    A dry draw that is told in the same words again means that every round has been dealt out; one
+    alone may be a gap in this learner's column while others still have an item in the next round.
+    """
+    last = None
     for _ in range(steps):
         grad = await me.gradient(state.params)
+        if not grad.frames and grad.tickets == last:
+            break
+        last = grad.tickets
         me.step_(state.params, grad, state.optimizer, scale)
 
 

@@ -1,0 +1,82 @@
+"""Adaptive K-AVG, measure by measure."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from hocket.optim import SGD, Exponential
+from hocket.reproduce import checks, statistics
+from hocket.reproduce.checks import Check
+from hocket.reproduce.claim import Bench, Claim, Run
+from hocket.reproduce.outcome import Found
+from hocket.strategies import AdaptiveKStep, KStep
+
+FIXED = "fixed K"
+MOMENTUM = 0.9
+
+
+class AdaptiveK(Claim):
+    """What helps over a fixed large K with many learners."""
+
+    name: ClassVar[str] = "adaptive-k"
+    claim: ClassVar[str] = (
+        "With 16 learners and a large K to begin with, letting K follow the held-out loss ends "
+        "below the same K kept fixed"
+    )
+    paper: ClassVar[str] = "Cong et al., MLHPC 2017 (its own measures are not known to us)"
+    refuted_by: ClassVar[str] = "a dev loss that is not below that of the fixed K"
+    figures: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "error",
+        "time_s",
+        "bytes_sent",
+        "discarded_frames",
+    )
+
+    def arms(self, bench: Bench) -> dict[str, dict[str, Any]]:
+        """Every candidate by itself, then the momentum policies among themselves."""
+        k = bench.pick(smoke=4, quick=16, full=32)
+        halved = Exponential(epochs=bench.epochs, final_factor=0.05, lr_compensation="sqrt")
+        off: dict[str, Any] = {"shrink_sync": False}
+        lr = bench.lr * (1 - MOMENTUM)
+        policies = {
+            f"momentum: {policy}": {
+                "strategy": KStep(sync_every=k, local_momentum=policy),
+                "optimizer": SGD(lr=lr, momentum=MOMENTUM),
+            }
+            for policy in ("keep", "reset", "average")
+        }
+        return {
+            FIXED: {"strategy": KStep(sync_every=k)},
+            "K = 1": {"strategy": KStep(sync_every=1)},
+            "shrink K": {"strategy": AdaptiveKStep(sync_every=k)},
+            "shrink rate": {"strategy": AdaptiveKStep(sync_every=k, shrink_rate=True, **off)},
+            "accept": {"strategy": AdaptiveKStep(sync_every=k, accept=True, **off)},
+            "shrink K, accept": {"strategy": AdaptiveKStep(sync_every=k, accept=True)},
+            "rate by sqrt P": {"strategy": KStep(sync_every=k), "schedule": halved},
+            **policies,
+        }
+
+    def runs(self, bench: Bench) -> list[Run]:
+        """All arms on one number of learners."""
+        learners = bench.pick(smoke=2, quick=16, full=16)
+        return bench.sequential(evaluate_every=0.25) + [
+            bench.run(name, learners=learners, seed=seed, evaluate_every=0.25, **settings)
+            for name, settings in self.arms(bench).items()
+            for seed in bench.seeds
+        ]
+
+    def judge(self, found: Found, bench: Bench) -> list[Check]:
+        """The one measure that the theory of K-AVG suggests."""
+        fixed = found[FIXED].losses
+        return [checks.below("shrinking K ends below a fixed K", found["shrink K"].losses, fixed)]
+
+    def notes(self, found: Found, bench: Bench) -> list[str]:
+        """What every measure changed by itself."""
+        lines = []
+        for name in self.arms(bench):
+            base = "momentum: keep" if name.startswith("momentum") else FIXED
+            if name != base:
+                change = statistics.difference(found[name].losses, found[base].losses)
+                lines.append(f"{name}: dev loss {change:+.4f} against {base!r}.")
+        return lines
