@@ -12,6 +12,7 @@ from helpers.runs import real, same_model, simulated, simulator
 from helpers.tasks import DIM, Broken, Quadratic, acoustic
 
 from hocket import SGD, Constant, Exponential, Kaldi, KStep, NaturalSGD, Sequential
+from hocket.api import rate_note
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.pool import DRY, Pool
 from hocket.effects import Progress
@@ -324,6 +325,15 @@ def test_dealing_with_draws_unsettled_is_refused() -> None:
 def test_what_cannot_take_effect_is_refused(make: Any, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         make()
+
+
+def test_the_log_says_what_the_rate_is() -> None:
+    more: dict[str, Any] = {"optimizer": SGD(lr=0.05), "options": RuntimeOptions(learners=4)}
+    effective = Experiment(TASK, Kaldi(), **more)
+    assert rate_note(effective) == (
+        "rate: 0.05, effective: each of n learners at work uses n times it"
+    )
+    assert rate_note(Experiment(TASK, Kaldi(effective_lr=False), **more)).endswith("each learner")
 
 
 def test_resumes_in_the_middle_of_the_ramp(tmp_path: Path) -> None:

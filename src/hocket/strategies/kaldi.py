@@ -151,6 +151,10 @@ class Kaldi(Averaging):
             f"there are {num_learners}: give --learners {wanted}",
         )
 
+    def rate_rule(self) -> str:
+        """The rate is the effective one."""
+        return "effective: each of n learners at work uses n times it" if self.effective_lr else ""
+
     @property
     def needs_scores(self) -> bool:
         """The final combination is chosen by loss."""

@@ -29,7 +29,7 @@ def learners(bench: Bench) -> tuple[int, ...]:
 
 def all_runs(bench: Bench) -> list[Run]:
     """Both rules with every number of learners, at a grid of rates, the same for all."""
-    factors = bench.pick(smoke=(1.0,), quick=(0.5, 2.0), full=(0.25, 0.5, 1.0, 2.0))
+    factors = bench.pick(smoke=(1.0,), quick=(2.0, 4.0), full=(1.0, 2.0, 4.0, 8.0))
     archive = bench.pick(smoke=4, quick=16, full=32)  # minibatches
     return [
         bench.run(
