@@ -133,6 +133,17 @@ class Fisher:
 
 
 @dataclass(slots=True)
+class Seen:
+    """What is left of a minibatch that has yet to enter F."""
+
+    j: torch.Tensor  # (R, D)
+    l: torch.Tensor  # (R, R)
+    square: torch.Tensor  # |X|^2
+    num_rows: int
+    unit: float
+
+
+@dataclass(slots=True)
 class Turned:
     """Rows multiplied by beta G^-1, and the squared norms on both sides of it."""
 
@@ -178,7 +189,29 @@ class OnlineNaturalGradient:
         self.update_period = update_period
         self.num_samples_history = num_samples_history
         self.alpha = alpha
-        self.state: Fisher | None = None
+        self._fisher: Fisher | None = None
+        self._seen: Seen | None = None
+
+    @property
+    def state(self) -> Fisher | None:
+        """F, complete; None before the first minibatch."""
+        self.settle()
+        return self._fisher
+
+    @state.setter
+    def state(self, fisher: Fisher | None) -> None:
+        self._fisher, self._seen = fisher, None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Let the last minibatch enter F, if it has not; the next one would do it, too.
+
+        Put off because a model has many sides: done one after the other, when no large product
+        comes between, their small operations cost half.
+        """
+        seen, self._seen = self._seen, None
+        if seen is not None and self._fisher is not None:
+            enter_(self._fisher, seen, self.eta(seen.num_rows), self.alpha)
 
     @torch.no_grad()
     def precondition(
@@ -203,14 +236,15 @@ class OnlineNaturalGradient:
         return turned.x_hat, turned.ones_hat, turned.scale()
 
     def turn(self, x_ND: torch.Tensor, *, ones: bool = False, unit: float = 1.0) -> Turned:
-        """Apply F to rows as `as_rows` makes them, then let them enter it."""
+        """Apply F to rows as `as_rows` makes them, and remember them for `settle`."""
         num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
         if dim <= 1 or num_rows == 0:  # one direction: nothing to tell apart
             one = x_ND.new_ones(())
             return Turned(x_ND, x_ND.new_ones(num_rows) if ones else None, one, one)
-        if self.state is None:
-            self.state = self._begin(x_ND, ones, unit)
-        fisher, flat = self.state, x_ND.reshape(-1)
+        fisher = self.state
+        if fisher is None:
+            fisher = self.state = self._begin(x_ND, ones, unit)
+        flat = x_ND.reshape(-1)
         before, column = torch.dot(flat, flat), None
         if ones:
             w_RD, w1_R = fisher.w[:, :-1], fisher.w[:, -1]
@@ -226,7 +260,7 @@ class OnlineNaturalGradient:
         if column is not None:
             after = after + torch.dot(column, column)
         if self._due(fisher):
-            self._update(x_ND, h_NR, float(before), ones, unit)
+            self._seen = Seen(_scatter(h_NR, x_ND, ones), h_NR.T @ h_NR, before, num_rows, unit)
         fisher.calls += 1
         return Turned(x_hat, column, before, after)
 
@@ -249,6 +283,7 @@ class OnlineNaturalGradient:
         twin.state = fisher
         for _ in range(NUM_INITIAL_PASSES if num_rows > rank else 1):
             twin.turn(x_ND, ones=ones, unit=unit)
+        twin.settle()
         fisher.calls = 0
         return fisher
 
@@ -260,36 +295,30 @@ class OnlineNaturalGradient:
         """Return the weight of a minibatch, eq. 7."""
         return min(ETA_MAX, 1 - math.exp(-num_rows / self.num_samples_history))
 
-    def _update(
-        self, x_ND: torch.Tensor, h_NR: torch.Tensor, square: float, ones: bool, unit: float
-    ) -> None:
-        """Eqs. 8 to 12. The large products are made where the data are, the rest on the CPU."""
-        if not math.isfinite(square):  # a diverged minibatch must not spoil what follows
-            return
-        assert self.state is not None
-        fisher, dim = self.state, self.state.dim
-        eta = self.eta(len(x_ND))
-        a, c = eta / len(x_ND) * unit * unit, 1 - eta  # unit^2 X'X is what enters
-        j_RD = h_NR.T @ x_ND
-        if ones:
-            j_RD = torch.cat([j_RD, h_NR.sum(0)[:, None]], 1)
-        d = fisher.d.numpy()
-        q, u = d + fisher.rho, 1 / np.sqrt(smoothed(d, fisher.rho, self.alpha, dim)[1])
-        uu = a * u[:, None] * u
-        z = _numpy(j_RD @ j_RD.T) * (a * uu)  # eq. 11; uu makes it float64
-        z += _numpy(h_NR.T @ h_NR) * (c * uu * (q[:, None] + q))
-        z.flat[:: len(d) + 1] += (c * q) ** 2
-        sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
-        trace = a * square + c * fisher.trace()
-        rho = float(trace - sizes.sum()) / (dim - len(d))  # eq. 9
-        floor = max(EPSILON, DELTA * float(sizes[0]))
-        d, rho = np.maximum(sizes - rho, floor), max(rho, floor)
-        e = smoothed(d, rho, self.alpha, dim)[1]
-        a_RR = (np.sqrt(e) / sizes)[:, None] * u_RR.T * (a * u)  # eq. 12
-        b_RD = j_RD.addcmul_(_like(c / a * q, j_RD)[:, None], fisher.w)
-        fisher.w, fisher.d, fisher.rho = _like(a_RR, j_RD) @ b_RD, torch.from_numpy(d), rho
-        if risky:
-            fisher.w = orthogonalised(fisher.w, e)
+
+def enter_(fisher: Fisher, seen: Seen, eta: float, alpha: float) -> None:
+    """Let a minibatch enter F: eqs. 8 to 12. What is of size R x R is worked out on the CPU."""
+    square, dim, j_RD = float(seen.square), fisher.dim, seen.j
+    if not math.isfinite(square):  # a diverged minibatch must not spoil what follows
+        return
+    a, c = eta / seen.num_rows * seen.unit**2, 1 - eta  # unit^2 X'X is what enters
+    d = fisher.d.numpy()
+    q, u = d + fisher.rho, 1 / np.sqrt(smoothed(d, fisher.rho, alpha, dim)[1])
+    uu = a * u[:, None] * u
+    z = _numpy(j_RD @ j_RD.T) * (a * uu)  # eq. 11; uu makes it float64
+    z += _numpy(seen.l) * (c * uu * (q[:, None] + q))
+    z.flat[:: len(d) + 1] += (c * q) ** 2
+    sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
+    trace = a * square + c * fisher.trace()
+    rho = float(trace - sizes.sum()) / (dim - len(d))  # eq. 9
+    floor = max(EPSILON, DELTA * float(sizes[0]))
+    d, rho = np.maximum(sizes - rho, floor), max(rho, floor)
+    e = smoothed(d, rho, alpha, dim)[1]
+    a_RR = (np.sqrt(e) / sizes)[:, None] * u_RR.T * (a * u)  # eq. 12
+    b_RD = j_RD.addcmul_(_like(c / a * q, j_RD)[:, None], fisher.w)
+    fisher.w, fisher.d, fisher.rho = _like(a_RR, j_RD) @ b_RD, torch.from_numpy(d), rho
+    if risky:
+        fisher.w = orthogonalised(fisher.w, e)
 
 
 def _spectrum(z: Floats, floor: float) -> tuple[Floats, Floats, bool]:
@@ -330,6 +359,12 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     """Rows as a matrix, in a precision that the estimate can live with."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+
+
+def _scatter(h_NR: torch.Tensor, x_ND: torch.Tensor, ones: bool) -> torch.Tensor:
+    """J of eq. 10."""
+    j_RD = h_NR.T @ x_ND
+    return torch.cat([j_RD, h_NR.sum(0)[:, None]], 1) if ones else j_RD
 
 
 def _numpy(x: torch.Tensor) -> NDArray[Any]:

@@ -47,6 +47,7 @@ from hocket.optim.preconditioning import (
 )
 
 log = logging.getLogger("hocket")
+_ONLINE = ("rank_in", "rank_out", "update_period", "num_samples_history")  # of that form only
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,13 @@ class NaturalSGD(Optimizer):
             0 <= self.momentum < 1, f"optimizer.momentum must be in [0, 1), not {self.momentum}"
         )
         _ = self.natural_gradient, self._limits  # each checks itself
+        unused = {"online": (), "simple": _ONLINE, "none": (*_ONLINE, "alpha")}[self.form]
+        for key in unused:
+            require(
+                getattr(self, key) == getattr(type(self), key),
+                f"optimizer.{key} cannot take effect with optimizer.form = {self.form!r}: leave it "
+                "out",
+            )
 
     @property
     def natural_gradient(self) -> NaturalGradientOptions | None:
@@ -306,6 +314,8 @@ class NGSGD(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.preconditioner is not None:
+            self.preconditioner.settle()
         (group,) = self.param_groups
         params, lr, momentum = group["params"], group["lr"], group["momentum"]
         used = [i for i, p in enumerate(params) if p.grad is not None]

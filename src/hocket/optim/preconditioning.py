@@ -123,6 +123,8 @@ class _NaturalLinear(torch.autograd.Function):
         (y,) = grads
         x, weight = ctx.saved_tensors
         grad_x = (y @ weight.to(y.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:  # frozen since: nothing to learn from
+            return grad_x, None, None, None
         grad_weight, grad_bias = ctx.layer.gradient(x, y)
         return grad_x, grad_weight, grad_bias, None
 
@@ -193,6 +195,11 @@ class Preconditioner:
     def state(self, sides: Sides) -> None:
         for key, side in self._sides():
             side.state = sides.get(key)
+
+    def settle(self) -> None:
+        """Let the last minibatch enter the estimates; whoever steps calls it after `backward`."""
+        for _, side in self._sides():
+            side.settle()
 
     def _sides(self) -> Iterator[tuple[str, OnlineNaturalGradient]]:
         for name, layer in self.layers.items():

@@ -40,7 +40,8 @@ where Kaldi's jobs start anew; momentum does start anew (`local_momentum`). The 
 iteration is that of its beginning, not quite the final one. Layers are not added while training
 goes on. As in Kaldi, the data of a dropped learner count as processed.
 Limits: an iteration waits for the slowest learner; learners that are not yet at work stand idle; a
-schedule that ends the run by itself (newbob) ends it without eq. 5.
+schedule that ends the run by itself (newbob) ends it without eq. 5; every learner, and its
+checkpoint, holds up to `combine_models` copies of the model.
 """
 
 from __future__ import annotations
