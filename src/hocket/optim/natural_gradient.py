@@ -137,7 +137,7 @@ class Seen:
     """What is left of a minibatch that has yet to enter F."""
 
     j: torch.Tensor  # (R, D)
-    l: torch.Tensor  # (R, R)
+    gram: torch.Tensor  # (R, R), L
     square: torch.Tensor  # |X|^2
     num_rows: int
     unit: float
@@ -306,7 +306,7 @@ def enter_(fisher: Fisher, seen: Seen, eta: float, alpha: float) -> None:
     q, u = d + fisher.rho, 1 / np.sqrt(smoothed(d, fisher.rho, alpha, dim)[1])
     uu = a * u[:, None] * u
     z = _numpy(j_RD @ j_RD.T) * (a * uu)  # eq. 11; uu makes it float64
-    z += _numpy(seen.l) * (c * uu * (q[:, None] + q))
+    z += _numpy(seen.gram) * (c * uu * (q[:, None] + q))
     z.flat[:: len(d) + 1] += (c * q) ** 2
     sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
     trace = a * square + c * fisher.trace()
