@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import same_model, simulated, simulator, uneven
-from helpers.tasks import DIM, Quadratic, acoustic
+from helpers.tasks import DIM, Quadratic
 from reference import averaging_twins as twins
 
 from hocket import (
@@ -17,7 +17,6 @@ from hocket import (
     EASGD,
     SGD,
     AdamW,
-    AdaptiveKStep,
     AllReduceSGD,
     AsyncEASGD,
     Cluster,
@@ -28,12 +27,9 @@ from hocket import (
     Sequential,
     Strategy,
 )
-from hocket.effects import Scores
-from hocket.errors import ConfigError
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.cost import Death
 from hocket.runtime.simulator import Simulator
-from hocket.strategies.adaptive_kstep import AdaptiveState
 from hocket.strategies.averaging import BlockState, filter_block_
 
 LR = 0.05
@@ -329,61 +325,6 @@ def test_a_stronger_penalty_holds_learners_together() -> None:
     assert apart(5.0) < apart(0.01)
 
 
-# ------------------------------------------------------------------ adaptation
-
-
-def scored(loss: float) -> Scores:
-    return Scores(loss, 0.5, 10)
-
-
-def adaptive(**more: Any) -> tuple[AdaptiveKStep, AdaptiveState]:
-    strategy = AdaptiveKStep(sync_every=16, min_sync_every=3, **more)
-    state = strategy.init(torch.zeros(3), SGD())
-    strategy.adapt_(state, scored(1.0))
-    return strategy, state
-
-
-def test_k_and_the_rate_shrink_at_a_stall_and_not_before() -> None:
-    strategy, state = adaptive(shrink_rate=True, stall=0.1)
-    strategy.adapt_(state, scored(0.8))
-    strategy.adapt_(state, scored(0.8))  # the same evaluation, seen again at the next boundary
-    assert (state.k, state.scale) == (16, 1.0)
-    for loss, k in ((0.75, 8), (0.74, 4), (0.735, 3), (0.73, 3)):
-        strategy.adapt_(state, scored(loss))
-        assert state.k == k
-    assert state.scale == 0.5**4
-
-
-def test_each_measure_can_be_switched_off() -> None:
-    strategy, state = adaptive(shrink_sync=False, shrink_rate=True)
-    strategy.adapt_(state, scored(1.0 + 1e-9))
-    assert (state.k, state.scale) == (16, 0.5)
-    strategy, state = adaptive()
-    strategy.adapt_(state, scored(1.0 + 1e-9))
-    assert (state.k, state.scale) == (8, 1.0)
-
-
-def test_an_average_is_rejected_by_held_out_loss() -> None:
-    strategy, state = adaptive(accept=True, tolerance=0.1)
-    state.held_out = 1.0
-    assert not strategy.rejects(state, 1.05)
-    assert strategy.rejects(state, 1.2)
-    assert strategy.rejects(state, float("nan"))
-    state.k = 3  # as small as it may be: a run must not stand still
-    assert not strategy.rejects(state, 1.2)
-
-
-def test_rejected_blocks_are_discarded_and_the_model_goes_back() -> None:
-    """A rate that makes things worse: nothing is accepted until K is at its smallest."""
-    task = acoustic(num_frames=64 * 32)
-    more: dict[str, Any] = {"optimizer": SGD(lr=3.0), "guard_factor": 100.0}
-    strategy = AdaptiveKStep(sync_every=8, accept=True, tolerance=0.0)
-    result = run(task, strategy, 2, **more)
-    assert result.discarded_frames > 0
-    assert result.frames + result.discarded_frames == 3 * task.num_frames
-    assert result.loss < run(task, KStep(sync_every=8), 2, **more).loss
-
-
 # ------------------------------------------------------------------ losing a learner
 
 
@@ -423,84 +364,3 @@ def test_the_centre_survives_whoever_keeps_it() -> None:
         assert sim.desk(sim.alive[0]).frames == 3 * sum(UNEVEN.frames_of(i) for i in range(23))
         centre = sim.learners[sim.alive[0]].state.centre[:DIM].numpy()  # type: ignore[attr-defined]
         assert np.abs(centre - UNEVEN.optimum).max() < 0.9  # from 1.12 at the start
-
-
-# ------------------------------------------------------------------ bad settings
-
-REFUSED: list[tuple[str, Any, str]] = [
-    ("K = 0", lambda: KStep(sync_every=0), "sync_every must be at least 1, not 0"),
-    ("K = 0", lambda: BMUF(sync_every=0), "sync_every must be at least 1"),
-    ("K = 0", lambda: EASGD(sync_every=0), "sync_every must be at least 1"),
-    ("K = 0", lambda: ADMM(sync_every=0), "sync_every must be at least 1"),
-    ("policy", lambda: KStep(local_momentum="mix"), "keep, reset, average, not 'mix'"),  # type: ignore[arg-type]
-    ("eta = 1", lambda: BMUF(block_momentum=1.0), "the model runs away"),
-    ("eta < 0", lambda: BMUF(block_momentum=-0.1), r"must be in \[0, 1\)"),
-    ("zeta = 0", lambda: BMUF(block_lr=0.0), "block_lr must be above 0"),
-    ("warm < 0", lambda: BMUF(warm_start_frames=-1), "warm_start_frames must be at least 0"),
-    ("outer", lambda: DiLoCo(outer_optimizer="lamb"), "one of nesterov, momentum, sgd, not 'lamb'"),  # type: ignore[arg-type]
-    ("outer lr", lambda: DiLoCo(outer_lr=0.0), "outer_lr must be above 0"),
-    ("mu = 1", lambda: DiLoCo(outer_momentum=1.0), r"outer_momentum must be in \[0, 1\)"),
-    (
-        "mu without momentum",
-        lambda: DiLoCo(outer_optimizer="sgd", outer_momentum=0.9),
-        "cannot take effect with outer_optimizer = 'sgd'",
-    ),
-    ("alpha = 0", lambda: EASGD(moving_rate=0.0), "moving_rate must be above 0"),
-    ("delta = 1", lambda: EASGD(momentum=1.0), r"momentum must be in \[0, 1\)"),
-    ("rho = 0", lambda: ADMM(rho=0.0), "nothing pulls"),
-    ("min K", lambda: AdaptiveKStep(4, min_sync_every=5), "from 1 to sync_every = 4"),
-    ("nothing", lambda: AdaptiveKStep(shrink_sync=False), "adapts nothing: use kstep"),
-    ("stall", lambda: AdaptiveKStep(stall=0.0), "stall must be between 0 and 1"),
-    ("tolerance", lambda: AdaptiveKStep(tolerance=-1.0), "tolerance must be at least 0"),
-]
-
-
-@pytest.mark.parametrize(("what", "make", "reason"), REFUSED, ids=[r[0] for r in REFUSED])
-def test_bad_settings_are_refused_with_the_reason(what: str, make: Any, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        make()
-
-
-def built(strategy: Strategy, learners: int = 4, **more: Any) -> Experiment:
-    return Experiment(EVEN, strategy, options=RuntimeOptions(learners=learners), **more)
-
-
-TOGETHER: list[tuple[Strategy, dict[str, Any], str]] = [
-    (EASGD(moving_rate=0.4), {}, r"alpha \+ P alpha = 2 must stay below 2"),
-    (AsyncEASGD(moving_rate=1.0), {}, "thrown beyond the centre"),
-    (EASGD(momentum=0.9), {"optimizer": SGD(momentum=0.9)}, "the velocity is the strategy's"),
-    (EASGD(momentum=0.9), {"optimizer": SGD(weight_decay=0.1)}, "the velocity is the strategy's"),
-    (EASGD(momentum=0.9), {"optimizer": AdamW()}, "the velocity is the strategy's"),
-    (KStep(local_momentum="reset"), {}, "remembers nothing"),
-    (
-        DiLoCo(),
-        {"schedule": Constant(lr_compensation="full")},
-        "uses the given rate as it is on every learner",
-    ),
-]
-
-
-@pytest.mark.parametrize(("strategy", "more", "reason"), TOGETHER, ids=[t[2] for t in TOGETHER])
-def test_combinations_are_refused_with_the_reason(
-    strategy: Strategy, more: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        built(strategy, **more)
-
-
-@pytest.mark.parametrize("kind", [EASGD, AsyncEASGD])
-def test_a_centre_that_overshoots_is_warned_of(kind: Any) -> None:
-    with pytest.warns(UserWarning, match=r"P \* moving_rate = 1.2 is above 1"):
-        built(kind(moving_rate=0.3))
-    built(kind(moving_rate=0.25))  # warnings are errors in these tests
-
-
-def test_diloco_brings_its_own_optimizer_and_rate() -> None:
-    from hocket import config
-
-    parts = config.build_parts({"strategy": {"name": "diloco"}, "optimizer": {"lr": 0.003}})
-    assert isinstance(parts["optimizer"], AdamW)
-    assert parts["optimizer"].lr == 0.003
-    plain = config.build_parts({"strategy": {"name": "diloco"}, "optimizer": {"name": "sgd"}})
-    assert isinstance(plain["optimizer"], SGD)
-    assert built(DiLoCo(), optimizer=SGD()).lr_factor() == 1.0

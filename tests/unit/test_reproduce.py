@@ -14,6 +14,7 @@ import scipy.stats
 from hocket import KStep
 from hocket.cli import main
 from hocket.errors import ConfigError
+from hocket.report.runs import Point
 from hocket.reproduce import all_claims, cache, checks, execute, find, outcome, statistics, writing
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.command import UNFINISHED
@@ -66,8 +67,22 @@ def test_every_claim_can_be_judged_at_every_scale(claim: Claim) -> None:
 
 
 def made_up(loss: float) -> outcome.Outcome:
-    points = tuple(outcome.Point(n, 10 * n, loss + 1 / n, 0.5) for n in (1, 2, 3))
+    points = tuple(Point(n, 10 * n, loss + 1 / n, 0.5) for n in (1, 2, 3))
     return outcome.Outcome(loss, 0.5, 100, 0, 3.0, 1000, 0.5, points, 1.0)
+
+
+def test_the_full_form_is_recorded_with_command_commit_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setitem(SIZES, "full", SIZES["smoke"])
+    assert main(["reproduce", "adaptive-k", "--jobs", "1", "--seeds", "1"]) == 0
+    page = (tmp_path / "docs/results/adaptive-k.md").read_text()
+    assert page.startswith("# adaptive-k: inconclusive")
+    assert "two or more are needed" in page
+    assert f"`hocket reproduce adaptive-k --seeds 1` at commit {writing.commit()}" in page
+    assert "cores." in page
 
 
 def test_an_unknown_claim_is_refused_with_the_nearest() -> None:

@@ -174,8 +174,9 @@ def dots(
     frame = _Frame(
         (min(xs) - wide, max(xs) + wide), (min(ys) - margin, max(ys) + margin), WIDTH, HEIGHT
     )
-    shown = sorted({p[0] for p in points}) if doubling else None
-    parts = frame.y_axis(False) + frame.x_axis(x_label, [(at(x), _number(x)) for x in shown or []])
+    powers = range(math.ceil(frame.x0), math.floor(frame.x1) + 1) if doubling else ()
+    marks = [(float(n), _number(2.0**n)) for n in powers]
+    parts = frame.y_axis(False) + frame.x_axis(x_label, marks)
     if level is not None:
         parts.append(_band(frame, level))
     for s in series:
@@ -204,6 +205,11 @@ def _spread(frame: _Frame, s: Spread, points: Sequence[tuple[float, ...]]) -> li
             f'V{frame.y(high):.1f}"/><circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5" '
             f'fill="{s.colour}"><title>{escape(s.name)}: {y:.4g}</title></circle>'
         )
+    x, y = points[-1][:2] if points else (0.0, 0.0)
+    parts.append(
+        f'<text class="tick" x="{frame.x(x):.1f}" y="{frame.y(y) - 8:.1f}" text-anchor="end" '
+        f'style="fill:{s.colour}">{escape(s.name)}</text>'
+    )
     return parts
 
 

@@ -11,19 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from hocket.errors import ConfigError, nearest
+from hocket.report.runs import Point
 from hocket.reproduce import statistics
 from hocket.reproduce.statistics import Interval
 from hocket.results import Result
-
-
-@dataclass(frozen=True)
-class Point:
-    """One evaluation on the dev set."""
-
-    train_s: float
-    frames: int
-    loss: float
-    accuracy: float
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Report:
     @property
     def headings(self) -> list[str]:
         """The columns of the table."""
-        tuned = ["best of"] if any(arm.setting for arm in self.found.arms) else []
+        tuned = ["best of"] if len(_settings(self.found)) > 1 else []
         figures = [FIGURES[name].heading for name in self.claim.figures]
         return ["arm", *tuned, "seeds", *figures]
 
@@ -136,8 +136,8 @@ def _virtual(report: Report) -> bool:
 
 def grid(report: Report) -> list[str]:
     """Show what was tuned: the mean dev loss of every arm at every setting."""
-    settings = list(dict.fromkeys(arm.setting for arm in report.found.arms if arm.setting))
-    if not settings:
+    settings = _settings(report.found)
+    if len(settings) < 2:
         return []
     lines = ["", "Tuned alike for every arm, by mean dev loss:", ""]
     lines += ["| arm | " + " | ".join(settings) + " |", "|" + "---|" * (len(settings) + 1)]
@@ -146,6 +146,10 @@ def grid(report: Report) -> list[str]:
         cells = [f"{losses[s]:.3f}" if s in losses else "" for s in settings]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _settings(found: Found) -> list[str]:
+    return list(dict.fromkeys(arm.setting for arm in found.arms if arm.setting))
 
 
 def made_with() -> str:

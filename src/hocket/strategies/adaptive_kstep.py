@@ -27,8 +27,10 @@ momentum policy is `local_momentum`.
 
 Differences from the paper: unknown, see above. `accept` uses the dev set, so dev loss is no longer
 held out in the strict sense: keep a test set for claims.
-Limits: stalls are seen at evaluations only (`runtime.evaluate_every`). `accept` costs an evaluation
-per average, which counts as training time. There is no held-out data under `hocket.attach`.
+Limits: stalls are seen at evaluations only, so `stall` (5 %) belongs together with the interval
+between them (`runtime.evaluate_every`): a quarter of an epoch in our experiments. `accept` costs an
+evaluation per average, which counts as training time. There is no held-out data under
+`hocket.attach`.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class AdaptiveKStep(Averaging):
     shrink_rate: bool = False
     rate_factor: float = 0.5
     accept: bool = False
-    stall: float = 0.01
+    stall: float = 0.05
     tolerance: float = 0.02
 
     name: ClassVar[str] = "adaptive-kstep"

@@ -122,7 +122,7 @@ class ADMM(Strategy):
             moved = float(torch.linalg.vector_norm(mean.value - state.centre))
             apart = meet_(state, mean.value)
             if self.balance:
-                squared = await me.allreduce(torch.tensor([apart**2]), weight=1.0)
+                squared = await me.allreduce(state.params.new_tensor([apart**2]), weight=1.0)
                 primal, dual = float(squared.value) ** 0.5, state.rho * moved
                 state.rho = balanced(state.rho, primal, dual, self.rho / RANGE, self.rho * RANGE)
             await me.commit()

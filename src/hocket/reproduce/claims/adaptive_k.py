@@ -35,7 +35,7 @@ class AdaptiveK(Claim):
 
     def arms(self, bench: Bench) -> dict[str, dict[str, Any]]:
         """Every candidate by itself, then the momentum policies among themselves."""
-        k = bench.pick(smoke=4, quick=16, full=32)
+        k = bench.pick(smoke=4, quick=8, full=32)
         halved = Exponential(epochs=bench.epochs, final_factor=0.05, lr_compensation="sqrt")
         off: dict[str, Any] = {"shrink_sync": False}
         lr = bench.lr * (1 - MOMENTUM)
@@ -58,10 +58,11 @@ class AdaptiveK(Claim):
         }
 
     def runs(self, bench: Bench) -> list[Run]:
-        """All arms on one number of learners."""
+        """All arms on one number of learners; a stall can be seen only where there is a look."""
+        every = bench.pick(smoke=0.5, quick=0.125, full=0.25)
         learners = bench.pick(smoke=2, quick=16, full=16)
-        return bench.sequential(evaluate_every=0.25) + [
-            bench.run(name, learners=learners, seed=seed, evaluate_every=0.25, **settings)
+        return bench.sequential(evaluate_every=every) + [
+            bench.run(name, learners=learners, seed=seed, evaluate_every=every, **settings)
             for name, settings in self.arms(bench).items()
             for seed in bench.seeds
         ]

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Bar, Spread
-from hocket.report.page import legend
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
@@ -44,13 +43,14 @@ class KSweep(Claim):
 
     def runs(self, bench: Bench) -> list[Run]:
         """Every K with every number of learners, at every rate; and the sequential run."""
+        every = bench.pick(smoke=0.5, quick=0.125, full=0.25)
         arms: list[tuple[str, Strategy, int]] = []
         for p in self.learners(bench):
             arms += [(f"P={p} K={k}", KStep(sync_every=k), p) for k in self.ks(bench)]
             first = max(self.ks(bench))
             arms.append((f"P={p} adaptive", AdaptiveKStep(sync_every=first), p))
-        return bench.sequential(self.rates(bench), evaluate_every=0.25) + [
-            bench.run(arm, how, p, seed=seed, lr=lr, setting=f"lr {lr:g}", evaluate_every=0.25)
+        return bench.sequential(self.rates(bench), evaluate_every=every) + [
+            bench.run(arm, how, p, seed=seed, lr=lr, setting=f"lr {lr:g}", evaluate_every=every)
             for arm, how, p in arms
             for lr in self.rates(bench)
             for seed in bench.seeds
@@ -91,11 +91,9 @@ class KSweep(Claim):
             over_bytes.append(_spread(f"P={p}, fixed K", fixed, sent, 2 * n))
             single = _spread(f"P={p}, adaptive", [adaptive], [_sent(adaptive) / 1e6], 2 * n + 1)
             over_bytes.append(single)
-        key = legend([(s.name, s.colour) for s in over_bytes])
         return [
             charts.dots("dev loss over K", "K", over_k, doubling=True, level=level),
             charts.dots("dev loss over MB sent", "MB", over_bytes, doubling=True, level=level),
-            key,
         ]
 
 
