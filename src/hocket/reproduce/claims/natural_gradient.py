@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hocket.models import DNN, PNorm
@@ -35,7 +35,7 @@ def networks(bench: Bench) -> dict[str, Task]:
     task: Any = bench.task
     found: dict[str, Task] = {"dnn": task}
     model = getattr(task, "model", None)
-    if isinstance(model, DNN) and is_dataclass(task):
+    if isinstance(model, DNN):  # the tasks of a [model] table are dataclasses
         width = max(4, 2 * model.width // 4 * 4)
         found["pnorm"] = replace(task, model=PNorm(layers=model.layers, width=width, group=4))
     return found
