@@ -18,9 +18,9 @@ from hocket.optim.natural_gradient import (
     Fisher,
     OnlineNaturalGradient,
     orthogonalised,
-    simple_natural_gradient,
     smoothed,
 )
+from hocket.optim.simple_natural_gradient import simple_natural_gradient
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -12,15 +12,15 @@ from helpers.runs import real, same_model, simulated
 from helpers.tasks import acoustic
 from torch import nn
 
-import hocket
 from hocket import Constant, Sequential
 from hocket.errors import ConfigError, ContractError
 from hocket.experiment import Experiment
 from hocket.flat import Layout
 from hocket.optim import NGSGD, NaturalSGD
-from hocket.optim.natural_gradient import OnlineNaturalGradient, simple_natural_gradient
+from hocket.optim.natural_gradient import OnlineNaturalGradient
 from hocket.optim.ngsgd import Limits, layers_of
 from hocket.optim.preconditioning import NaturalGradientOptions, Preconditioner, TappedLinear
+from hocket.optim.simple_natural_gradient import simple_natural_gradient
 
 FREE: dict[str, Any] = {"max_change": 0.0, "max_change_output": 0.0, "max_change_global": 0.0}
 
@@ -373,31 +373,3 @@ def test_the_rule_must_know_the_layout() -> None:
 def test_bad_values_are_named_here_too(bad: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         NaturalSGD(**bad)
-
-
-# ------------------------------------------------------------------ under hocket.attach
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_attached_alone_it_is_the_plain_loop_to_the_bit(momentum: float) -> None:
-    plain, attached = network(), network()
-    optimizer = NGSGD(plain, lr=0.1, momentum=momentum)
-    for step in range(9):
-        backward(plain, *batch(step))
-        optimizer.step()
-    other = NGSGD(attached, lr=0.1, momentum=momentum)
-    with hocket.attach(attached, other, strategy={"name": "kstep", "sync_every": 3}) as dist:
-        for step in range(9):
-            backward(attached, *batch(step))
-            dist.step()
-    assert same_model(plain.state_dict(), attached.state_dict())
-
-
-def test_attached_divided_minibatches_and_a_combination_are_refused() -> None:
-    model = network()
-    rule = NGSGD(model, lr=0.1)
-    attached = hocket.attach(model, rule, strategy={"name": "kaldi", "combine_models": 0})
-    with pytest.raises(ContractError, match="first_parts = 1"):
-        attached.__enter__()
-    with pytest.raises(ConfigError, match="held-out loss"):
-        hocket.attach(model, rule, strategy="kaldi")

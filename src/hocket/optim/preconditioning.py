@@ -30,8 +30,8 @@ from hocket.optim.natural_gradient import (
     OnlineNaturalGradient,
     Turned,
     as_rows,
-    simple_natural_gradient,
 )
+from hocket.optim.simple_natural_gradient import simple_natural_gradient
 
 Form: TypeAlias = Literal["online", "simple", "none"]
 Sides: TypeAlias = dict[str, Fisher | None]  # "layer.in" and "layer.out"
