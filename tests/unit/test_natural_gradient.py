@@ -113,6 +113,9 @@ def test_the_simple_form_at_its_limits() -> None:
     p, scale = simple_natural_gradient(torch.zeros(4, 3))
     assert torch.equal(p, torch.zeros(4, 3))
     assert float(scale) == 1
+    bad = torch.ones(4, 3)
+    bad[1, 1] = float("nan")
+    assert not bool(torch.isfinite(simple_natural_gradient(bad)[0]).all()), "and nothing is raised"
 
 
 # ------------------------------------------------------------------ what must hold of any data

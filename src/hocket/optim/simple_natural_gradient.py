@@ -37,7 +37,7 @@ def simple_natural_gradient(
     by_columns = num_rows >= dim  # the smaller of the two matrices is factorised
     scatter = (x_ND.T @ x_ND if by_columns else x_ND @ x_ND.T) / others
     scatter.diagonal().add_(smoothing)
-    factor = torch.linalg.cholesky(scatter)
+    factor = torch.linalg.cholesky_ex(scatter)[0]  # what is not finite stays so, and is skipped
     q_ND = torch.cholesky_solve(x_ND.T if by_columns else x_ND, factor)
     q_ND = q_ND.T if by_columns else q_ND
     g_N = (x_ND * q_ND).sum(1, keepdim=True)
