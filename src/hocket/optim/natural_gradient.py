@@ -224,7 +224,7 @@ class OnlineNaturalGradient:
         of a mean).
         """
         turned = self.turn(as_rows(x), unit=unit)
-        return turned.x_hat.view(x.shape), turned.scale()
+        return turned.x_hat.reshape(x.shape), turned.scale()
 
     @torch.no_grad()
     def precondition_with_ones(
@@ -255,7 +255,7 @@ class OnlineNaturalGradient:
             w_RD = fisher.w
             h_NR = x_ND @ w_RD.T
         x_hat = torch.addmm(x_ND, h_NR, w_RD, alpha=-1)  # eq. 5
-        flat = x_hat.view(-1)
+        flat = x_hat.reshape(-1)
         after = torch.dot(flat, flat)
         if column is not None:
             after = after + torch.dot(column, column)
