@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.runs import real, same_model, simulated, simulator
 from helpers.tasks import DIM, Broken, Quadratic, acoustic
+from reference.kaldi_twin import kaldi
 
 from hocket import SGD, Constant, Exponential, Kaldi, KStep, NaturalSGD, Sequential
 from hocket.api import rate_note
@@ -103,6 +105,18 @@ def test_one_learner_is_plain_sgd_to_the_bit(momentum: float) -> None:
     a = run(strategy, 1, **more)
     b = simulated(TASK, Sequential(), 1, schedule=Constant(epochs=2), **more)
     assert same_model(a, b)
+
+
+@pytest.mark.parametrize("margin", [0.02, 0.3, 100.0])
+@pytest.mark.parametrize("learners", [2, 5])
+def test_follows_its_float64_twin(learners: int, margin: float) -> None:
+    task, schedule = Quadratic(num_items=46), Constant(epochs=3)  # 2 frames: halves are equal
+    strategy = Kaldi(sync_every=3, drop_worse_by=margin, combine_items=7)
+    result = simulated(task, strategy, learners, optimizer=SGD(lr=0.04), schedule=schedule)
+    pool = Experiment(task, Sequential(), schedule=schedule).pool()
+    orders = [[int(i) for i in pool.order(e)] for e in range(3)]
+    expected = kaldi(task, orders, learners, 3, 0.04, margin, 7)
+    np.testing.assert_allclose(result.model["w"].numpy(), expected, rtol=1e-4)
 
 
 # ------------------------------------------------------------------ who is averaged
