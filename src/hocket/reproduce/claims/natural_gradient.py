@@ -43,7 +43,7 @@ def networks(bench: Bench) -> dict[str, Task]:
 
 def all_runs(bench: Bench) -> list[Run]:
     """Both rules with every number of learners, at a grid of rates, the same for all."""
-    factors = bench.pick(smoke=(1.0,), quick=(2.0, 4.0), full=(1.0, 2.0, 4.0, 8.0))
+    factors = bench.pick(smoke=(1.0,), quick=(2.0, 4.0, 8.0), full=(2.0, 4.0, 8.0, 16.0))
     archive = bench.pick(smoke=4, quick=16, full=32)  # minibatches
     return [
         bench.run(
