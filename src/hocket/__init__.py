@@ -9,8 +9,8 @@ from hocket.api import Result, simulate, train
 from hocket.attach import attach
 from hocket.data.synthetic import Synthetic
 from hocket.errors import HocketError
-from hocket.models.dnn import DNN
-from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Warmup
+from hocket.models import DNN, PNorm
+from hocket.optim import NGSGD, SGD, AdamW, Constant, Exponential, NaturalSGD, Newbob, Warmup
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
 from hocket.strategies import (
     ADMM,
@@ -24,6 +24,7 @@ from hocket.strategies import (
     AsyncEASGD,
     DelayByOne,
     DiLoCo,
+    Kaldi,
     KStep,
     ModelAveraging,
     Sequential,
@@ -39,6 +40,7 @@ __all__ = [
     "DPSGD",
     "EASGD",
     "HADPSGD",
+    "NGSGD",
     "SGD",
     "AdamW",
     "AdaptiveKStep",
@@ -54,9 +56,12 @@ __all__ = [
     "Host",
     "Item",
     "KStep",
+    "Kaldi",
     "Loss",
     "ModelAveraging",
+    "NaturalSGD",
     "Newbob",
+    "PNorm",
     "Pause",
     "Result",
     "Sequential",

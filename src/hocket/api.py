@@ -289,6 +289,8 @@ def rate_note(experiment: Experiment) -> str:
             f"rate: {optimizer.lr:g} as given ({optimizer.name} steps do not grow with the "
             "gradient, so no compensation applies)"
         )
+    if rule := experiment.strategy.rate_rule():
+        return f"rate: {optimizer.lr:g}, {rule}"
     if factor == 1.0:
         return f"rate: {optimizer.lr:g} on each learner"
     return (

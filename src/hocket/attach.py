@@ -32,7 +32,7 @@ from hocket.effects import Grad
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.flat import Flat, Layout, Parts
-from hocket.optim import Constant, Optimizer
+from hocket.optim import NGSGD, Constant, Optimizer
 from hocket.runtime.faults import Fate, Fault
 from hocket.runtime.own_loop import LoopRuntime, OwnLoop
 from hocket.runtime.packing import flatten, unflatten
@@ -116,7 +116,7 @@ class UsersOptimizer(Optimizer):
 
 def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """Name what a torch optimizer remembers of a parameter, where we know it."""
-    if isinstance(optimizer, torch.optim.SGD):
+    if isinstance(optimizer, torch.optim.SGD | NGSGD):
         momentum = any(group["momentum"] for group in optimizer.param_groups)
         return ("momentum_buffer",) if momentum else ()
     known = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
@@ -318,7 +318,7 @@ def attach(
         weight_decay=max(g.get("weight_decay", 0.0) for g in optimizer.param_groups),
         torch_optimizer=optimizer,
         model=model,
-        scales=isinstance(optimizer, torch.optim.SGD),
+        scales=isinstance(optimizer, torch.optim.SGD | NGSGD),
     )
     chosen = _strategy(strategy)
     require(

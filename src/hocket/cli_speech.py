@@ -219,6 +219,13 @@ def _add_decode(command: argparse.ArgumentParser) -> None:
     add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
     add("--beam", type=float, default=12.0, metavar="X", help="wider is slower and surer (12)")
     add("--max-active", type=int, default=3000, metavar="N", help="paths kept per frame (3000)")
+    add(
+        "--priors",
+        choices=["alignment", "posterior"],
+        default="alignment",
+        help="of senones: their shares of the training frames (default), or the network's own mean "
+        "posterior on 20,000 of them (Kaldi)",
+    )
     _jobs(command)
 
 
@@ -234,6 +241,7 @@ def _decode(args: argparse.Namespace) -> int:
         jobs=_num_jobs(args),
         search=Search(args.beam, args.max_active),
         show=not args.quiet,
+        priors=args.priors,
     )
     print(
         f"tuned on dev: acoustic scale {found.setting.scale:.3g}, word penalty "

@@ -27,7 +27,7 @@ from hocket.codecs import CODECS
 from hocket.data.synthetic import Synthetic
 from hocket.errors import ConfigError, nearest
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.models.dnn import DNN
+from hocket.models import MODELS, Model
 from hocket.optim import OPTIMIZERS, SCHEDULES
 from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
 from hocket.speech.task import SpeechTask, is_experiment
@@ -162,7 +162,7 @@ def options() -> dict[str, dict[str, dict[str, tuple[str, Any]]]]:
     """Every option there is: table -> name (empty if it has none) -> key -> (type, default)."""
     registries: dict[str, Mapping[str, type[Any]]] = {
         "task": TASKS,
-        "model": {"": DNN},
+        "model": MODELS,
         "strategy": STRATEGIES,
         "optimizer": OPTIMIZERS,
         "schedule": SCHEDULES,
@@ -256,7 +256,7 @@ def build_task(tables: Mapping[str, Table]) -> Task:
     _known(str(name), TASKS, "task")
     rest = {k: v for k, v in table.items() if k != "name"}
     task = build(TASKS[name], rest, f"[task] of {name!r}", skip=("model",))
-    return dataclasses.replace(task, model=build(DNN, tables.get("model", {}), "[model]"))
+    return dataclasses.replace(task, model=choose(MODELS, tables.get("model", {}), "model", "dnn"))
 
 
 def build_parts(tables: Mapping[str, Table], task: Task | None = None) -> dict[str, Any]:
@@ -298,7 +298,8 @@ def record(experiment: Experiment, cluster: Cluster | None = None) -> dict[str, 
     }
     model = getattr(task, "model", None)
     if dataclasses.is_dataclass(model):
-        tables["model"] = _fields(model)
+        named = {"name": model.name} if isinstance(model, Model) else {}
+        tables["model"] = named | _fields(model)
     for table in ("strategy", "optimizer", "schedule", "codec"):
         part = getattr(experiment, table)
         tables[table] = {"name": part.name} | _fields(part)

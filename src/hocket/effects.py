@@ -22,6 +22,9 @@ Group: TypeAlias = tuple[int, ...]  # ranks in ascending order; None stands for 
 
 ANYONE: Final = -1
 
+Part: TypeAlias = tuple[int, int]  # which of how many
+WHOLE: Final[Part] = (0, 1)
+
 
 class Effect(Generic[T]):
     """Something awaited. `await effect` hands it to the runtime and returns its answer."""
@@ -118,9 +121,15 @@ class Verdict:
 
 @dataclass(slots=True, eq=False)
 class Gradient(Effect[Grad]):
-    """Draw one item of the pool and take the mean gradient on it, at `params`."""
+    """Draw one item of the pool and take the mean gradient on it, at `params`.
+
+    `part` (i, n): on the i-th of n parts of the item; for parts after the first, `ticket` says
+    which item was drawn.
+    """
 
     params: Flat
+    part: Part = WHOLE
+    ticket: Ticket | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +146,7 @@ class Evaluate(Effect[Scores]):
 
     params: Flat
     which: str = "dev"
+    num_items: int | None = None  # the first so many of the split; None: all
 
 
 # ---------------------------------------------------------------------------- collectives
@@ -255,6 +265,16 @@ class Settle(Effect[None]):
 
     outcome: Outcome
     tickets: tuple[Ticket, ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Deal(Effect[None]):
+    """From now on items are dealt to the first so many learners alive; the others draw nothing.
+
+    Synchronous strategies only, all alike, and with nothing drawn that is not settled.
+    """
+
+    num_learners: int
 
 
 @dataclass(slots=True, eq=False)

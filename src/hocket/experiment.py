@@ -118,7 +118,7 @@ class Experiment:
             require(
                 asked in (None, "none"),
                 f"schedule.lr_compensation = {asked!r} cannot take effect: {self.strategy.name!r} "
-                "uses the given rate as it is on every learner; leave it out",
+                "has a rule of its own for the rate of a learner; leave it out",
             )
             return 1.0
         gain = self.strategy.gain(learners or self.options.learners)

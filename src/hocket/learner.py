@@ -18,6 +18,7 @@ from hocket.effects import (
     AllToAll,
     Boundary,
     Broadcast,
+    Deal,
     Effect,
     Evaluate,
     Fork,
@@ -28,6 +29,7 @@ from hocket.effects import (
     Mean,
     MeanGradient,
     Message,
+    Part,
     Recv,
     Scores,
     Send,
@@ -62,7 +64,7 @@ class Learner:
         self.rank = rank
         self.size = size
         self.layout = layout
-        self.optimizer = optimizer
+        self.optimizer = optimizer.fitted(layout)
         self.rng = rng
         self.codec = codec
         self._rate = rate
@@ -83,8 +85,17 @@ class Learner:
         """
         return self._alive()
 
-    def step_(self, params: Flat, grad: Grad, optimizer_state: Any, scale: float = 1.0) -> None:
+    def step_(
+        self,
+        params: Flat,
+        grad: Grad,
+        optimizer_state: Any,
+        scale: float = 1.0,
+        rule: Optimizer | None = None,
+    ) -> None:
         """One optimizer step, at `scale` times the current rate. A dry gradient moves nothing.
+
+        `rule`: a variant of the optimizer for this step, such as one with tighter limits.
 
         In lower precision one that is not finite is skipped and counted. A mean is the same to the
         bit on all learners, so all of them skip it or none.
@@ -95,12 +106,16 @@ class Learner:
         if self._skip is not None and not finite(whole):
             self._skip()
         else:
-            self.optimizer.apply_(params, whole, optimizer_state, self.lr * scale)
+            (rule or self.optimizer).apply_(params, whole, optimizer_state, self.lr * scale)
         grad.spent = True
 
     async def gradient(self, params: Flat) -> Grad:
         """Draw one item and take its mean gradient at `params`."""
         return await Gradient(params)
+
+    async def gradient_of_part(self, params: Flat, part: Part, ticket: Ticket | None) -> Grad:
+        """Take the mean gradient of a part of an item: the first part draws it."""
+        return await Gradient(params, part, ticket)
 
     async def mean_gradient(self, params: Flat) -> Grad:
         """Draw one item each; the frame-weighted mean gradient over all learners."""
@@ -136,9 +151,15 @@ class Learner:
         """Begin a second task of this learner."""
         await Start(service)
 
-    async def evaluate(self, params: Flat, which: str = "dev") -> Scores:
+    async def evaluate(
+        self, params: Flat, which: str = "dev", num_items: int | None = None
+    ) -> Scores:
         """Score a model; all learners call it and take a slice each."""
-        return await Evaluate(params, which)
+        return await Evaluate(params, which, num_items)
+
+    async def deal(self, num_learners: int) -> None:
+        """Let only the first so many learners draw from now on."""
+        await Deal(num_learners)
 
     async def commit(self, tickets: tuple[Ticket, ...] | None = None) -> None:
         """What was drawn has been learnt: the method's commit point."""

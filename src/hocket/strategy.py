@@ -112,6 +112,10 @@ class Strategy(ABC):
     def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027  (optional)
         """Refuse an optimizer the method cannot use."""
 
+    def rate_rule(self) -> str:
+        """Say, for the log, what a learner's rate is if the method itself derives it."""
+        return ""
+
     @property
     def needs_scores(self) -> bool:
         """True if the method looks at held-out loss, which a loop of one's own does not have."""

@@ -11,18 +11,24 @@ whoever computes an item computes the same thing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from hocket import device
 from hocket.data.pool import Pool, Ticket
 from hocket.device import Precision
-from hocket.effects import Grad
+from hocket.effects import WHOLE, Grad, Part
 from hocket.errors import TaskError
 from hocket.flat import Flat, Layout
 from hocket.numerics import stable_seed, weighted_sum
-from hocket.task import Loss, Task
+from hocket.optim.preconditioning import (
+    NaturalGradientOptions,
+    Preconditioner,
+    Sides,
+)
+from hocket.task import Item, Loss, Task
 
 CPU = torch.device("cpu")
 
@@ -32,6 +38,7 @@ class WorkerState:
     """All that a learner's worker keeps between two minibatches."""
 
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # batch-norm statistics
+    sides: Sides = field(default_factory=dict)  # what the preconditioner has learnt
 
 
 @dataclass(slots=True)
@@ -66,6 +73,7 @@ class Worker:
         *,
         on: torch.device = CPU,
         precision: Precision = "float32",
+        natural_gradient: NaturalGradientOptions | None = None,
     ) -> None:
         self.device = on
         self.task = task
@@ -85,6 +93,10 @@ class Worker:
             for name, p in self.model.named_parameters()
             if not p.requires_grad
         }
+        self._preconditioner = (
+            None if natural_gradient is None else Preconditioner(self.model, natural_gradient)
+        )
+        self.notes = [self._preconditioner.note()] if self._preconditioner else []
         self._has_buffers = any(True for _ in self.model.buffers())
         self._lane = device.Lane(on)  # gradients run beside communication
         self._bound = 0
@@ -104,21 +116,30 @@ class Worker:
         if self._has_buffers and state is not self._state:
             for name, buffer in self.model.named_buffers():
                 buffer.data = state.buffers[name].to(self.device)
+        if self._preconditioner is not None and state is not self._state:
+            self._preconditioner.state = state.sides
         self._state = state
 
-    def gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
-        """Mean gradient over the frames of one drawn item."""
+    def gradient(
+        self, params: Flat, ticket: Ticket, state: WorkerState, part: Part = WHOLE
+    ) -> Grad:
+        """Mean gradient over the frames of one drawn item, or of a part of it."""
+        if ticket.dry or not len(_rows_of(part, ticket.frames)):
+            return self.dry(ticket)
         with self._lane.work():
-            return self._gradient(params, ticket, state)
+            return self._gradient(params, ticket, state, part)
 
-    def _gradient(self, params: Flat, ticket: Ticket, state: WorkerState) -> Grad:
+    def _gradient(self, params: Flat, ticket: Ticket, state: WorkerState, part: Part) -> Grad:
         self.bind(params, state)
         self.model.train()
-        device.seed(self.device, stable_seed(self.seed, ticket.epoch, ticket.index))
-        loss = self._loss("train", ticket.index, ticket.epoch)
+        key = (ticket.epoch, ticket.index, *(part if part != WHOLE else ()))
+        device.seed(self.device, stable_seed(self.seed, *key))
+        loss = self._loss("train", ticket.index, ticket.epoch, part)
         grads = torch.autograd.grad(
             loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False
         )
+        if self._preconditioner is not None:
+            state.sides = self._preconditioner.state
         return Grad(
             self.layout.parts(grads),
             loss.frames,
@@ -127,9 +148,10 @@ class Worker:
             (ticket,),
         )
 
-    def dry(self) -> Grad:
+    def dry(self, ticket: Ticket | None = None) -> Grad:
         """Return the gradient of a learner that has nothing to draw: no frames, no direction."""
-        return Grad(self.layout.zeros(self.device), 0, 0.0, 0.0)
+        tickets = () if ticket is None else (ticket,)
+        return Grad(self.layout.zeros(self.device), 0, 0.0, 0.0, tickets)
 
     @torch.no_grad()
     def score(self, params: Flat, state: WorkerState, split: str, items: Sequence[int]) -> Tally:
@@ -142,9 +164,13 @@ class Worker:
             tally.add(float(loss.total), loss.frames, float(loss.correct))
         return tally
 
-    def _loss(self, split: str, index: int, epoch: int) -> Loss:
+    def _loss(self, split: str, index: int, epoch: int, part: Part = WHOLE) -> Loss:
         item = self.pool.items(split)[index]
-        batch = device.move(self.task.load(split, item, epoch), self.device)
+        batch = self.task.load(split, item, epoch)
+        if part != WHOLE:
+            rows = _rows_of(part, item.frames)
+            batch, item = _cut(batch, rows, item), replace(item, frames=len(rows))
+        batch = device.move(batch, self.device)
         with device.computing(self.device, self._precision):
             loss = self.task.loss(self.model, batch)
         if not isinstance(loss, Loss):
@@ -158,6 +184,24 @@ class Worker:
                 "Make items() and loss() agree."
             )
         return loss
+
+
+def _rows_of(part: Part, frames: int) -> range:
+    which, of = part
+    return range(which * frames // of, (which + 1) * frames // of)
+
+
+def _cut(batch: Any, rows: range, item: Item) -> Any:
+    """Return a part of a batch: those rows of every tensor that has one per frame."""
+    if isinstance(batch, torch.Tensor) and batch.ndim and len(batch) == item.frames:
+        return batch[rows.start : rows.stop]
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(_cut(child, rows, item) for child in batch)
+    raise TaskError(
+        f"item {item.id!r} cannot be divided into smaller minibatches: its batch holds "
+        f"{type(batch).__name__} without one row for each of its {item.frames} frames. Do without "
+        "smaller minibatches (strategy kaldi: first_parts = 1)"
+    )
 
 
 def mean_buffers(states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

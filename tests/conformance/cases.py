@@ -18,11 +18,14 @@ from hocket import (
     AsyncEASGD,
     DelayByOne,
     DiLoCo,
+    Kaldi,
     KStep,
     ModelAveraging,
     Sequential,
     Strategy,
 )
+from hocket.runtime.cost import Death
+from hocket.runtime.simulator import Simulator
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,21 @@ class Case:
     strategy: Strategy
     learners: tuple[int, ...]
     one_learner_is_sgd: bool = True  # to the bit
+    everyone_draws: bool = True  # from the start
     thorough: bool = True  # False: its effects are much like another row's, so fewer seeds do
 
     @property
     def seeds(self) -> int:
         """How many random clusters and fault plans; 1000 in the long form."""
         return 200 if self.thorough else 30
+
+    def unfired(self, sim: Simulator) -> list[Death]:
+        """Return the planned deaths that should have come to pass and did not."""
+        return [
+            d
+            for d in sim.deaths_to_come()
+            if self.everyone_draws or d.at_draw is None or sim.desk(d.rank).books.draws >= d.at_draw
+        ]
 
     @property
     def id(self) -> str:
@@ -73,6 +85,12 @@ CASES = [
     Case(AsyncEASGD(sync_every=2), (2, 4), one_learner_is_sgd=False),
     Case(ADMM(sync_every=1), (4,), thorough=False),
     Case(ADMM(sync_every=3), (4,), one_learner_is_sgd=False, thorough=False),
+    Case(
+        Kaldi(sync_every=3, combine_items=3),
+        (4,),
+        one_learner_is_sgd=False,
+        everyone_draws=False,
+    ),
     Case(DelayByOne(), (2, 4)),
     Case(DPSGD(), (2, 4)),
     Case(DPSGD(mixing="random_ring"), (4, 5)),

@@ -220,7 +220,9 @@ def test_every_item_is_drawn_exactly_once_per_epoch(case: Case) -> None:
     )
     sim = simulator(experiment, uneven(learners, 2))
     sim.run()
-    drawn = sorted(s.detail for s in sim.trace.spans if s.kind == "compute")
+    drawn = sorted(
+        s.detail for s in sim.trace.spans if s.kind == "compute" and "part" not in s.detail
+    )
     assert drawn == sorted(f"{epoch}/{item}" for epoch in range(2) for item in range(23))
 
 
@@ -260,8 +262,9 @@ def test_learners_may_die_at_any_time(case: Case) -> None:
         )
         sim = simulator(experiment, uneven(learners, seed, deaths))
         sim.run()
-        assert len(sim.alive) == learners - len(deaths), "a planned fault did not fire"
-        assert sum(s.kind == "lost" for s in sim.trace.spans) == len(deaths)
+        assert not case.unfired(sim), "a planned fault did not fire"
+        lost = sum(s.kind == "lost" for s in sim.trace.spans)
+        assert lost == len(deaths) - len(sim.deaths_to_come()) == learners - len(sim.alive)
         for rank in sim.alive:
             assert sim.desk(rank).frames == frames
 

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hocket.cli import main
 from hocket.speech.alignment import Corpus, Pass, phone_spans, usable
 from hocket.speech.datadir import read_table
 from hocket.speech.gmm_training import collect
+from hocket.speech.priors import mean_posteriors
+from hocket.speech.recognition import NetworkScorer, _network, task_of
 from hocket.speech.senones import Senones
 from hocket.speech.store import FeatureStore
 from hocket.speech.task import SpeechTask
@@ -157,6 +160,22 @@ def test_trained_decoded_and_scored(run: Path, capsys: pytest.CaptureFixture[str
     again = json.loads(capsys.readouterr().out)
     assert again["wer"] == pytest.approx(wrong / errors["words"])
     assert len(again["speakers"]) >= 2
+
+
+def test_priors_may_be_the_networks_own(run: Path, experiment: Path) -> None:
+    model, own, _ = _network(run, "posterior")
+    _, counted, _ = _network(run, "alignment")
+    assert float(own.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+    assert not torch.equal(own, counted)
+    task = task_of(run)
+    with torch.inference_mode():
+        x, _ = task.sample(1000)
+        direct = torch.softmax(model(x), 1).mean(0).numpy()
+    np.testing.assert_allclose(mean_posteriors(model, task, 1000), direct, rtol=1e-3, atol=1e-6)
+    scorers = NetworkScorer(run), NetworkScorer(run, "posterior")
+    store = scorers[0].store("dev")
+    a, b = (scorer.scores(store, 0) for scorer in scorers)
+    np.testing.assert_allclose(a - b, (own - counted).expand(len(a), -1).numpy(), atol=1e-4)
 
 
 def test_the_report_is_one_file_with_everything_in_it(run: Path, tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def test_a_rule_that_is_broken_is_seen(tmp_path: Path) -> None:
 def test_public_names_are_pinned() -> None:
     assert set(hocket.__all__) == {
         "ADPSGD", "DPSGD", "HADPSGD", "DelayByOne",
-        "ADMM", "BMUF", "DNN", "EASGD", "SGD", "AdamW", "AdaptiveKStep", "AllReduceSGD",
+        "ADMM", "Kaldi", "NGSGD", "NaturalSGD", "PNorm",
+        "BMUF", "DNN", "EASGD", "SGD", "AdamW", "AdaptiveKStep", "AllReduceSGD",
         "AsyncEASGD", "Cluster", "Constant", "Death", "DiLoCo", "Exponential", "HocketError",
         "Host", "Item", "KStep", "Loss", "ModelAveraging", "Newbob", "Pause", "Result",
         "Sequential", "Slow", "State", "Strategy", "Synthetic", "Task", "Warmup", "attach",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.runs import real, simulated, uneven
-from helpers.tasks import Quadratic
+from helpers.tasks import Quadratic, WithBuffers
 
 import hocket
-from hocket import AllReduceSGD, Cluster, Constant, KStep, Sequential
+from hocket import AllReduceSGD, Cluster, Constant, KStep, NaturalSGD, Sequential
 from hocket.data.pool import Ticket
 from hocket.errors import CheckpointError, ConfigError, ContractError
 from hocket.optim.sgd import SGDState
@@ -45,7 +45,9 @@ def documented() -> dict[str, set[str]]:
 
 def test_metrics_follow_the_documented_schema(tmp_path: Path) -> None:
     cluster = uneven(4, 0, (Death(1, at_s=0.02),))
-    simulated(Quadratic(), KStep(sync_every=2), cluster, out=tmp_path / "a")
+    simulated(
+        WithBuffers(), KStep(sync_every=2), cluster, optimizer=NaturalSGD(), out=tmp_path / "a"
+    )
     schema = documented()
     assert set(schema) == set(EVENTS)
     seen = set()

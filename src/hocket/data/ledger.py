@@ -21,6 +21,7 @@ import numpy as np
 
 from hocket.data.pool import DRY, Ints, Pool, Ticket
 from hocket.effects import Outcome
+from hocket.errors import ContractError
 
 
 class ReplicatedLedger:
@@ -38,6 +39,7 @@ class ReplicatedLedger:
         self.committed_frames = 0
         self.discarded_frames = 0
         self._epoch = 0
+        self._active = len(members)  # how many of them draw
         self._rounds = pool.rounds(0, members)
         self._drawn = self._settled = 0
         self._own_pending = 0
@@ -108,15 +110,41 @@ class ReplicatedLedger:
         queue = np.concatenate([returned.ravel(), self._rounds[self._settled :].ravel()])
         self.members = members
         self._column = members.index(self._rank)
-        self._rounds = self._pool.deal(queue[queue != DRY], members)
+        self._active = min(self._active, len(members))
+        self._rounds = self._dealt(queue[queue != DRY])
         self._drawn = self._settled = self._own_pending = self._base = 0
         self._deal += 1
+
+    def deal_to(self, num_active: int) -> None:
+        """Deal what is left, and all that follows, to the first so many members."""
+        num_active = max(1, min(num_active, len(self.members)))
+        if num_active == self._active:
+            return
+        if self._drawn != self._settled:
+            raise ContractError(
+                f"rank {self._rank}: items are dealt to {num_active} learners while "
+                f"{self._drawn - self._settled} drawn rounds are not settled: commit first"
+            )
+        self._active = num_active
+        if not self.closed():
+            self._deal_again(self._rounds[:0], self.members)
+
+    def _dealt(self, queue: Ints) -> Ints:
+        """Deal a queue out among the active members; the others' columns are dry."""
+        rounds = self._pool.deal(queue, self.members[: self._active])
+        idle = np.full((len(rounds), len(self.members) - self._active), DRY, dtype=np.int64)
+        return np.concatenate([rounds, idle], axis=1)
 
     def _open(self, epoch: int) -> None:
         self._epoch = epoch
         self._drawn = self._settled = self._own_pending = self._base = self._deal = 0
         if epoch < self._pool.epochs:
-            self._rounds = self._pool.rounds(epoch, self.members)
+            everyone = self._active == len(self.members)
+            self._rounds = (
+                self._pool.rounds(epoch, self.members)
+                if everyone
+                else self._dealt(self._pool.order(epoch))
+            )
 
     def refresh(self) -> None:
         """Nothing to look up: the account is complete as it is."""
@@ -140,6 +168,7 @@ class ReplicatedLedger:
             "rounds_ahead": self._drawn - self._settled,
             "rounds_settled": self._base + self._settled,
             "deal": self._deal,
+            "active": self._active,
             "committed_frames": self.committed_frames,
             "discarded_frames": self.discarded_frames,
         }
@@ -148,10 +177,12 @@ class ReplicatedLedger:
         """Go on from a saved account; other learners get what is unsettled dealt anew."""
         self.committed_frames = state["committed_frames"]
         self.discarded_frames = state["discarded_frames"]
+        members = len(self.members)
+        self._active = min(state.get("active", members), members) if same_learners else members
         self._open(state["epoch"])
         if state["unsettled"] is not None:
             queue = np.array(state["unsettled"], dtype=np.int64)
-            self._rounds = self._pool.deal(queue, self.members)
+            self._rounds = self._dealt(queue)
             if same_learners:
                 self._base, self._deal = state["rounds_settled"], state["deal"]
                 self._drawn = state["rounds_ahead"]

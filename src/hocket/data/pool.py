@@ -37,6 +37,11 @@ class Ticket:
     round: int = 0
     deal: int = 0  # how often the epoch had been dealt anew
 
+    def describe(self, part: tuple[int, int] = (0, 1)) -> str:
+        """Name the item for a trace; parts after the first are marked."""
+        which, of = part
+        return f"{self.epoch}/{self.index}" + (f" part {which + 1} of {of}" if which else "")
+
     @property
     def dry(self) -> bool:
         """True if there was nothing to draw."""

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
+from hocket.models.model import Model, evenly_spaced
 from hocket.task import Item, Loss, Task
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -52,7 +53,7 @@ class Synthetic(Task):
     context: int = 3  # frames on each side
     noise: float = 1.0  # larger: more overlap
     data_seed: int = 1
-    model: DNN = field(default_factory=DNN)
+    model: Model = field(default_factory=DNN)
 
     def __post_init__(self) -> None:
         for key in ("num_frames", "dev_frames", "batch_frames", "num_features"):
@@ -135,7 +136,13 @@ class Synthetic(Task):
 
     def build_model(self) -> nn.Module:
         """Return the network of the `[model]` table."""
-        return self.model.build(self.num_features * (2 * self.context + 1), self.num_classes)
+        num_inputs = self.num_features * (2 * self.context + 1)
+        return self.model.build(num_inputs, self.num_classes, self._sample)
+
+    def _sample(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return some of the training frames and their classes."""
+        frames, chosen = self.frames("train"), torch.from_numpy(evenly_spaced(self.num_frames))
+        return self.splice(frames, chosen), frames.labels[chosen]
 
     def items(self, split: str) -> Sequence[Item]:
         """Minibatches of `batch_frames` frames; the last one may be smaller."""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from hocket.models.dnn import DNN
+from typing import Final
 
-__all__ = ["DNN"]
+from hocket.models.dnn import DNN
+from hocket.models.model import Model
+from hocket.models.pnorm import PNorm
+
+MODELS: Final[dict[str, type[Model]]] = {c.name: c for c in (DNN, PNorm)}
+
+__all__ = ["DNN", "MODELS", "Model", "PNorm"]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import nn
 
 from hocket.errors import require
+from hocket.models.model import Model
 
 Activation: TypeAlias = Literal["relu", "sigmoid"]
 
 
 @dataclass(frozen=True)
-class DNN:
+class DNN(Model):
     """The `[model]` table: so many hidden layers of one width.
 
     The published one of Zhang et al. 2013 is layers=5, width=2048, activation="sigmoid".
@@ -25,6 +26,8 @@ class DNN:
     activation: Activation = "relu"
     dropout: float = 0.0  # share of the hidden units left out of each minibatch
 
+    name: ClassVar[str] = "dnn"
+
     def __post_init__(self) -> None:
         require(self.layers >= 0, f"model.layers must be at least 0, not {self.layers}")
         require(self.width >= 1, f"model.width must be at least 1, not {self.width}")
@@ -32,7 +35,7 @@ class DNN:
             0 <= self.dropout < 1, f"model.dropout must be at least 0 and below 1: {self.dropout}"
         )
 
-    def build(self, num_inputs: int, num_outputs: int) -> nn.Sequential:
+    def network(self, num_inputs: int, num_outputs: int) -> nn.Sequential:
         """Return a new network; its output layer starts at zero, so the first guess is uniform."""
         modules: list[nn.Module] = []
         for fan_in in [num_inputs, *[self.width] * self.layers][: self.layers]:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 from hocket.optim.adam import AdamW
+from hocket.optim.ngsgd import NGSGD, NaturalSGD
 from hocket.optim.optimizer import Optimizer
 from hocket.optim.schedules import Constant, Exponential, Newbob, Schedule, Warmup
 from hocket.optim.sgd import SGD
 
-OPTIMIZERS: Final[dict[str, type[Optimizer]]] = {c.name: c for c in (SGD, AdamW)}
+OPTIMIZERS: Final[dict[str, type[Optimizer]]] = {c.name: c for c in (SGD, NaturalSGD, AdamW)}
 SCHEDULES: Final[dict[str, type[Schedule]]] = {
     c.name: c for c in (Constant, Exponential, Warmup, Newbob)
 }
 
 __all__ = [
+    "NGSGD",
     "OPTIMIZERS",
     "SCHEDULES",
     "SGD",
     "AdamW",
     "Constant",
     "Exponential",
+    "NaturalSGD",
     "Newbob",
     "Optimizer",
     "Schedule",

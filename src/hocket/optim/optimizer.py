@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import require
-from hocket.flat import Flat, Parts
+from hocket.flat import Flat, Layout, Parts
 from hocket.numerics import clip_coefficient
+from hocket.optim.preconditioning import NaturalGradientOptions
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,24 @@ class Optimizer(ABC):
             self.clip_norm is None or self.clip_norm > 0,
             f"optimizer.clip_norm must be above 0, not {self.clip_norm}; leave it out for none",
         )
+
+    @property
+    def natural_gradient(self) -> NaturalGradientOptions | None:
+        """Return how the worker is to precondition its gradients; None: not at all."""
+        return None
+
+    def fitted(self, layout: Layout) -> Optimizer:
+        """Return this rule for vectors of a known layout; most do not care."""
+        return self
+
+    @property
+    def limits_change(self) -> bool:
+        """True if a step has a largest size."""
+        return False
+
+    def tightened(self, factor: float) -> Optimizer:
+        """Return this rule with `factor` times the largest step, where it has one."""
+        return self
 
     @abstractmethod
     def init(self, params: Flat) -> Any:

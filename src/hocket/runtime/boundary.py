@@ -21,6 +21,7 @@ from hocket.data.shared_ledger import SharedLedger
 from hocket.effects import AllReduce, Broadcast, Evaluate, Verdict
 from hocket.errors import CheckpointError, ContractError
 from hocket.flat import Flat, Layout
+from hocket.optim.preconditioning import saved_sides
 from hocket.runtime.checkpoint import Checkpoints
 from hocket.runtime.desk import Desk, Due
 from hocket.runtime.internal import Gather, Quiet
@@ -185,6 +186,7 @@ async def _save(
     part = {
         "state": state,
         "buffers": desk.worker_state.buffers,
+        "sides": saved_sides(desk.worker_state.sides),
         "desk": desk.state_dict(),
         "ledger": desk.ledger.state_dict(),
         "inbox": meeting.inbox(desk.rank),

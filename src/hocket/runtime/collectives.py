@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket.data.pool import Pool
 from hocket.effects import (
     AllReduce,
     AllToAll,
@@ -54,6 +55,12 @@ def scores(tallies: Sequence[Tally]) -> Scores:
     """Turn the learners' slices into mean loss and accuracy."""
     t = total(tallies)
     return Scores(t.loss_sum / t.frames, t.correct / t.frames, t.frames)
+
+
+def num_scored(effect: Evaluate, pool: Pool) -> int:
+    """Return how many items of a split an evaluation looks at."""
+    have = len(pool.items(effect.which))
+    return have if effect.num_items is None else min(have, effect.num_items)
 
 
 def slice_of(num_items: int, member: int, members: int) -> range:

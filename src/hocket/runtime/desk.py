@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -197,6 +197,17 @@ class Desk:
         if len(self.alive) == 1 and self.experiment.strategy.synchronous:
             self.count(self.own_tally.take())
 
+    def deal(self, num_learners: int) -> None:
+        """Let the first so many learners draw, and nobody else."""
+        if isinstance(self.ledger, ReplicatedLedger):
+            self.ledger.deal_to(num_learners)
+        elif num_learners < len(self.alive):
+            raise ContractError(
+                f"rank {self.rank}: only a synchronous strategy whose data Hocket draws can deal "
+                f"items to some of its learners; {self.experiment.strategy.name!r} here cannot: "
+                "let all learners take part from the start (strategy kaldi: initial_learners)"
+            )
+
     def took_part(self, note: Note) -> None:
         """Enter what rode along with a collective; every member enters the same."""
         if note.members != self.alive:  # fewer learners: the local rate is derived anew
@@ -245,6 +256,12 @@ class Desk:
         if self.reports:
             self.report(self.training("train"))
         self._log = Tally()
+
+    def say(self, notes: Sequence[str]) -> None:
+        """Put what a user should know of this run into its record."""
+        where = {"frames": self.ledger.committed_frames, "epoch": self.ledger.epoch, "rank": None}
+        for text in notes:
+            self.report({"event": "note", **where, "text": text})
 
     @property
     def reports(self) -> bool:

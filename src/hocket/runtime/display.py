@@ -78,6 +78,8 @@ class Lines:
                 f"{self._title}: {_percent(event, self._total)}  dev loss {event['loss']:.4f}  "
                 f"accuracy {event['accuracy']:.4f}"
             )
+        elif kind == "note":
+            self.say(event["text"])
         elif kind == "lost":
             self.say(f"{self._title}: rank {event['rank']} lost ({event.get('reason', '')})")
         elif kind in ("train", "progress") and time.monotonic() - self._said >= PLAIN_EVERY_S:
@@ -120,6 +122,8 @@ class Bar:
     def show(self, event: dict[str, Any]) -> None:
         """Move the bar."""
         self._speed.see(event)
+        if event["event"] == "note":
+            self.say(event["text"])
         if event["event"] == "lost":
             self.say(f"rank {event['rank']} lost ({event.get('reason', '')})")
         figures = f"{event.get('loss', 0.0):.4f} / {event.get('accuracy', 0.0):.4f}"

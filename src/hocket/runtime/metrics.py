@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-EVENTS = ("train", "eval", "lost", "joined", "checkpoint", "summary")
+EVENTS = ("train", "eval", "lost", "joined", "checkpoint", "note", "summary")
 HEAD = ("event", "time_s", "clock", "frames", "epoch", "rank")
 
 

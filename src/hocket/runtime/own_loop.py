@@ -21,6 +21,7 @@ from torch import nn
 
 from hocket.data.pool import Pool, Ticket
 from hocket.effects import (
+    WHOLE,
     AllReduce,
     Broadcast,
     Effect,
@@ -370,6 +371,11 @@ class LoopRuntime(Trampoline):
     def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
         """Begin an effect of any kind; a gradient is the user's to make."""
         if isinstance(effect, Gradient | MeanGradient):
+            if getattr(effect, "part", WHOLE) != WHOLE:
+                raise ContractError(
+                    f"strategy {self._experiment.strategy.name!r} divides minibatches, which are "
+                    "the loop's own here: do without (strategy kaldi: first_parts = 1)"
+                )
             self.bind(effect.params)
             self._wanted = effect, deliver
         elif isinstance(effect, Send):

@@ -87,6 +87,7 @@ class ProcessRuntime(Trampoline):
             options.seed,
             on=on,
             precision=options.precision,
+            natural_gradient=experiment.optimizer.natural_gradient,
         )
         self._letters.device = self._worker.device
         self._letters.record = self._record
@@ -99,6 +100,8 @@ class ProcessRuntime(Trampoline):
             lambda rank: self._letters.inbox.unread(),
         )
         self._open(saved)
+        if rank == 0:
+            self._desk.say(self._worker.notes)
         self._began = time.monotonic()  # meeting the others and making data are not training
 
     def _meet(self, address: str, on: torch.device) -> Exchange:
@@ -273,9 +276,9 @@ class ProcessRuntime(Trampoline):
     def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
         """Begin an effect of any kind."""
         if isinstance(effect, Gradient):
-            self._gradient(effect.params, deliver)
+            self._gradient(effect, deliver)
         elif isinstance(effect, MeanGradient):
-            self._gradient(effect.params, self._together.then_reduce(effect, deliver))
+            self._gradient(Gradient(effect.params), self._together.then_reduce(effect, deliver))
         elif isinstance(effect, Send):
             self._desk.books.bytes_sent += self._letters.send(effect, deliver)
         elif isinstance(effect, Recv):
@@ -285,22 +288,23 @@ class ProcessRuntime(Trampoline):
         else:
             self._together.begin(effect, deliver)
 
-    def _gradient(self, params: torch.Tensor, deliver: Deliver) -> None:
-        ticket = self._desk.ledger.draw()
+    def _gradient(self, effect: Gradient, deliver: Deliver) -> None:
+        ticket = effect.ticket or self._desk.ledger.draw()
         if ticket.dry:
             self._record("dry", "")
-            grad = self._worker.dry()
-            grad.tickets = (ticket,)
-            deliver(grad, None)
+            deliver(self._worker.dry(ticket), None)
             return
-        self._desk.books.draws += 1
-        self._fate.drawn(self._desk.books.draws)
+        if effect.ticket is None:
+            self._desk.books.draws += 1
+            self._fate.drawn(self._desk.books.draws)
 
         def compute() -> Grad:
             began = time.monotonic()
-            grad = self._worker.gradient(params, ticket, self._desk.worker_state)
+            grad = self._worker.gradient(
+                effect.params, ticket, self._desk.worker_state, effect.part
+            )
             self._desk.books.compute_s += time.monotonic() - began
-            self._span("compute", began, f"{ticket.epoch}/{ticket.index}")
+            self._span("compute", began, ticket.describe(effect.part))
             return grad
 
         def finish(grad: Grad) -> Grad:

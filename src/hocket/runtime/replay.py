@@ -19,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hocket.data.pool import DRY, Ticket
 from hocket.data.shared_ledger import Place, SharedLedger
-from hocket.effects import Message, Recv, Send
+from hocket.effects import Gradient, Message, Recv, Send
 from hocket.errors import ConfigError, DeadlockError, require
 from hocket.experiment import Experiment
 from hocket.runtime.cost import Cluster
@@ -168,7 +166,7 @@ class Replay(Simulator):
 
     # ------------------------------------------------------------------ what reaches a learner
 
-    def _gradient(self, rank: int, params: torch.Tensor, deliver: Deliver) -> None:
+    def _gradient(self, rank: int, effect: Gradient, deliver: Deliver) -> None:
         def hand_over(value: Any, error: BaseException | None) -> None:
             place = value.tickets[0]
             if place.dry:
@@ -178,7 +176,7 @@ class Replay(Simulator):
                 step = f"{TOOK} {place.epoch}/{place.index}"
                 self._enable(rank, step, lambda: _done(deliver, value, error))
 
-        super()._gradient(rank, params, hand_over)
+        super()._gradient(rank, effect, hand_over)
 
     def _send(self, rank: int, effect: Send, deliver: Deliver) -> None:
         message = Message(rank, effect.tag, effect.payload)

@@ -11,6 +11,7 @@ from hocket.data.shared_ledger import Counters, load_counters
 from hocket.effects import Message
 from hocket.errors import CheckpointError
 from hocket.flat import Flat, Layout
+from hocket.optim.preconditioning import restored_sides
 from hocket.runtime.checkpoint import Saved
 from hocket.runtime.desk import Desk
 from hocket.strategy import State
@@ -35,7 +36,7 @@ def restore(desk: Desk, fresh: State, saved: Saved, layout: Layout) -> tuple[Sta
         )
     _restore_ledger(desk, part["ledger"], same=same)
     desk.load_state_dict(part["desk"])
-    desk.worker_state = WorkerState(dict(part["buffers"]))
+    desk.worker_state = WorkerState(dict(part["buffers"]), restored_sides(part.get("sides", {})))
     if same:
         return part["state"], [Message(*one) for one in part["inbox"]]
     desk.begin_anew(saved.run["time_s"])

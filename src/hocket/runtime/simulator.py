@@ -15,8 +15,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-import torch
-
 from hocket import device
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.shared_ledger import LocalCounters, SharedLedger, save_counters
@@ -81,6 +79,7 @@ class Simulator(SimulatedExchange):
             experiment.options.seed,
             on=device.resolve(experiment.options.device, 0),
             precision=experiment.options.precision,
+            natural_gradient=experiment.optimizer.natural_gradient,
         )
         self._counters = LocalCounters()
         self._report = report
@@ -99,6 +98,7 @@ class Simulator(SimulatedExchange):
             self.now = saved.run["time_s"]
             if saved.ranks == list(self.alive) and "cost" in saved.run:
                 self._cost.load_state_dict(saved.run["cost"])
+        self.learners[0].desk.say(self._worker.notes)
         self._deaths_at_draw: dict[int, int] = {}
         self._planned: list[Death] = []
         self._plan_deaths(cluster.deaths, saved)
@@ -250,13 +250,13 @@ class Simulator(SimulatedExchange):
         if rank not in self._living:
             return
         if isinstance(effect, Gradient):
-            self._gradient(rank, effect.params, deliver)
+            self._gradient(rank, effect, deliver)
         elif isinstance(effect, Send):
             self._send(rank, effect, deliver)
         elif isinstance(effect, Recv):
             self._recv(rank, effect, deliver)
         elif isinstance(effect, MeanGradient):
-            self._gradient(rank, effect.params, self._then_post(rank, effect, deliver))
+            self._gradient(rank, Gradient(effect.params), self._then_post(rank, effect, deliver))
         elif isinstance(effect, Evaluate):
             self._evaluate(rank, effect, deliver)
         elif isinstance(effect, AllReduce | Broadcast | AllToAll | Gather | Quiet):
@@ -266,23 +266,21 @@ class Simulator(SimulatedExchange):
 
     # ------------------------------------------------------------------ computing
 
-    def _gradient(self, rank: int, params: torch.Tensor, deliver: Deliver) -> None:
+    def _gradient(self, rank: int, effect: Gradient, deliver: Deliver) -> None:
         learner = self.learners[rank]
-        ticket = learner.desk.ledger.draw()
+        ticket = effect.ticket or learner.desk.ledger.draw()
         if ticket.dry:
-            grad = self._worker.dry()
-            grad.tickets = (ticket,)
-            deliver(grad, None)
+            deliver(self._worker.dry(ticket), None)
             return
         books = learner.desk.books
-        books.draws += 1
+        books.draws += effect.ticket is None
         if self._deaths_at_draw.get(rank) == books.draws:
             self._die(rank)
             return
-        grad = self._worker.gradient(params, ticket, learner.desk.worker_state)
+        grad = self._worker.gradient(effect.params, ticket, learner.desk.worker_state, effect.part)
         start, end = self._cost.compute(rank, self.now, grad.frames)
         books.compute_s += end - start
-        self.trace.note(rank, "compute", start, end, f"{ticket.epoch}/{ticket.index}")
+        self.trace.note(rank, "compute", start, end, ticket.describe(effect.part))
 
         def finished(value: Any, error: BaseException | None) -> None:
             try:
@@ -303,7 +301,7 @@ class Simulator(SimulatedExchange):
         desk = self.learners[rank].desk
         members = self.alive
         items = collectives.slice_of(
-            len(self._pool.items(effect.which)), members.index(rank), len(members)
+            collectives.num_scored(effect, self._pool), members.index(rank), len(members)
         )
         state = desk.scoring_state or desk.worker_state
         tally = self._worker.score(effect.params, state, effect.which, items)

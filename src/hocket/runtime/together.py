@@ -162,7 +162,7 @@ class Together:
     def _score(self, effect: Evaluate) -> Tally:
         desk = self._desk
         items = collectives.slice_of(
-            len(desk.pool.items(effect.which)), desk.alive.index(desk.rank), len(desk.alive)
+            collectives.num_scored(effect, desk.pool), desk.alive.index(desk.rank), len(desk.alive)
         )
         state = desk.scoring_state or desk.worker_state
         began = time.monotonic()

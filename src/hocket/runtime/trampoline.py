@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from hocket.effects import Boundary, Effect, Fork, Handle, Join, Settle, Start
+from hocket.effects import Boundary, Deal, Effect, Fork, Handle, Join, Settle, Start
 from hocket.runtime.desk import Desk
 
 Deliver: TypeAlias = Callable[[Any, BaseException | None], None]
@@ -92,6 +92,9 @@ class Trampoline(ABC):
 
         if isinstance(effect, Settle):
             self.desk(task.rank).settle(effect.outcome, effect.tickets)
+            resume(None, None)
+        elif isinstance(effect, Deal):
+            self.desk(task.rank).deal(effect.num_learners)
             resume(None, None)
         elif isinstance(effect, Fork):
             self.concurrent = True

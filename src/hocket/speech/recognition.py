@@ -2,7 +2,8 @@
 
     log p(x | senone) = log P(senone | x) - log P(senone) + a constant                   (1)
 
-The posteriors are the network's, the priors are the senones' shares of the training frames.
+The posteriors are the network's, the priors are the senones' shares of the training frames, or what
+the network itself makes of them (`hocket.speech.priors`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import nn
 
-from hocket.models.dnn import DNN
+from hocket.models import MODELS
 from hocket.speech.decoding import Decoder, Search
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
+from hocket.speech.priors import Priors, mean_posteriors
 from hocket.speech.store import FeatureStore
 from hocket.speech.task import SpeechTask
 
@@ -32,6 +34,7 @@ class NetworkScorer:
     """Scores of the network that a run ended with."""
 
     run: Path
+    priors: Priors = "alignment"
 
     def store(self, split: str) -> FeatureStore:
         """Open the features the network was trained on."""
@@ -40,7 +43,7 @@ class NetworkScorer:
 
     def scores(self, store: FeatureStore, number: int) -> NDArray[np.float32]:
         """Return eq. 1 for every frame and senone."""
-        model, log_prior, context = _network(self.run)
+        model, log_prior, context = _network(self.run, self.priors)
         frames = np.arange(store.frames[number])
         x = store.gather(np.full(len(frames), number), frames, context)
         with torch.inference_mode():
@@ -50,12 +53,16 @@ class NetworkScorer:
 
 
 @lru_cache(maxsize=2)
-def _network(run: Path) -> tuple[nn.Module, torch.Tensor, int]:
+def _network(run: Path, priors: Priors) -> tuple[nn.Module, torch.Tensor, int]:
     task = task_of(run)
     model = task.build_model()
     model.load_state_dict(load_file(run / "model.safetensors"))
-    priors = np.load(task.folder / "alignment" / "priors.npy")
-    return model.eval(), torch.from_numpy(np.log(priors)).float(), task.context
+    model.eval()
+    if priors == "posterior":
+        shares = mean_posteriors(model, task)
+    else:
+        shares = np.load(task.folder / "alignment" / "priors.npy")
+    return model, torch.from_numpy(np.log(shares)).float(), task.context
 
 
 def task_of(run: Path) -> SpeechTask:
@@ -74,7 +81,8 @@ def task_of(run: Path) -> SpeechTask:
         raise SpeechError(
             f"{run} has no model yet: finish it with `hocket train --resume --out {run}`"
         )
-    model = DNN(**_known(DNN, tables["model"]))
+    kind = MODELS[tables["model"].get("name", "dnn")]
+    model = kind(**_known(kind, tables["model"]))
     task = SpeechTask(**_known(SpeechTask, tables["task"]), model=model)
     trained_on, now = tables["facts"]["prepared"], task.describe()["prepared"]
     if trained_on != now:
@@ -91,7 +99,13 @@ def _known(kind: Any, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_run(
-    run: Path, *, split: str | None, jobs: int, search: Search, show: bool = True
+    run: Path,
+    *,
+    split: str | None,
+    jobs: int,
+    search: Search,
+    show: bool = True,
+    priors: Priors = "alignment",
 ) -> Evaluation:
     """Tune on dev, decode, and write RUN/decode."""
     task = task_of(run)
@@ -111,5 +125,5 @@ def decode_run(
         )
     tables = json.loads((run / "config.json").read_text())
     name = f"{tables['strategy']['name']}, {tables['runtime']['learners']} learner(s)"
-    decoder = Decoder(NetworkScorer(run), graph, search, jobs, show)
+    decoder = Decoder(NetworkScorer(run, priors), graph, search, jobs, show)
     return evaluate(decoder, run / "decode", name, None if split == "dev" else split)

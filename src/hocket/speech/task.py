@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from hocket.data.shuffle import Permutation
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
+from hocket.models.model import TRANSFORM_FRAMES, Model, evenly_spaced
 from hocket.numerics import stable_seed
 from hocket.speech.store import FeatureStore, Normalisation
 from hocket.task import Item, Loss, Task
@@ -69,7 +70,7 @@ class SpeechTask(Task):
     batch_frames: int = 256
     features: Literal["fbank", "mfcc"] = "fbank"
     normalisation: Normalisation = "speaker"
-    model: DNN = field(default_factory=DNN)
+    model: Model = field(default_factory=DNN)
 
     def __post_init__(self) -> None:
         require(self.context >= 0, f"task.context must be at least 0, not {self.context}")
@@ -129,7 +130,12 @@ class SpeechTask(Task):
 
     def build_model(self) -> nn.Module:
         """Return a new network."""
-        return self.model.build(self.num_inputs, self.num_senones)
+        return self.model.build(self.num_inputs, self.num_senones, self.sample)
+
+    def sample(self, num_frames: int = TRANSFORM_FRAMES) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return so many training frames, evenly spaced, and their senones."""
+        data = self._split("train")
+        return data.gather(evenly_spaced(data.frames, num_frames), self.context)
 
     def _batch(self, split: str) -> int:
         return self.batch_frames if split == "train" else DEV_BATCH

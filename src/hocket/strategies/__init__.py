@@ -14,6 +14,7 @@ from hocket.strategies.diloco import DiLoCo
 from hocket.strategies.dpsgd import DPSGD
 from hocket.strategies.easgd import EASGD, AsyncEASGD
 from hocket.strategies.hadpsgd import HADPSGD
+from hocket.strategies.kaldi import Kaldi
 from hocket.strategies.kstep import KStep
 from hocket.strategies.model_averaging import ModelAveraging
 from hocket.strategies.sequential import Sequential
@@ -36,6 +37,7 @@ STRATEGIES: Final[dict[str, type[Strategy]]] = {
         DPSGD,
         ADPSGD,
         HADPSGD,
+        Kaldi,
     )
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "DelayByOne",
     "DiLoCo",
     "KStep",
+    "Kaldi",
     "ModelAveraging",
     "Sequential",
 ]

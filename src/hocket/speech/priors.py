@@ -1,0 +1,38 @@
+"""Priors of the senones, re-estimated from the network itself.
+
+    P(senone) = mean over training frames of P(senone | x)                                (1)
+
+A network is biased in ways of its own: it may give a rare senone more than its share of the
+training frames. Decoding divides posteriors by priors, so a bias that both have cancels. Kaldi does
+this at the end of training, on 20,000 frames.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hocket.speech.task import SpeechTask
+
+Priors: TypeAlias = Literal["alignment", "posterior"]
+NUM_FRAMES = 20_000  # Kaldi's
+BATCH = 1024
+FLOOR = 1e-8  # a senone that the network never believes in must not win by division
+
+
+def mean_posteriors(
+    model: nn.Module, task: SpeechTask, num_frames: int = NUM_FRAMES
+) -> NDArray[np.float64]:
+    """Return eq. 1 over frames that are evenly spaced in the training data."""
+    total = torch.zeros(task.num_senones, dtype=torch.float64)
+    count = 0
+    with torch.inference_mode():
+        for x in torch.split(task.sample(num_frames)[0], BATCH):
+            total += torch.softmax(model(x), dim=1).sum(0, dtype=torch.float64)
+            count += len(x)
+    mean = np.maximum((total / count).numpy(), FLOOR)
+    return np.asarray(mean / mean.sum())
