@@ -115,7 +115,8 @@ def _one(piece: Piece) -> bool:
         if result.stopped:
             return False
         curve = outcome.read_curve(path / "metrics.jsonl")
-        found = outcome.of_result(result, curve, time.perf_counter() - began)
+        figures = outcome.read_figures(path / "metrics.jsonl")
+        found = outcome.of_result(result, curve, time.perf_counter() - began, figures)
     outcome.write(piece.folder / "outcome.json", found)
     shutil.rmtree(path)  # the outcome is what is kept; checkpoints of hundreds of runs are not
     return True

@@ -31,6 +31,8 @@ class Outcome:
     curve: tuple[Point, ...]
     wall_s: float  # what it cost to find out
     diverged: str | None = None
+    consensus: float = 0.0  # how far models were apart at the last evaluation, relative to the mean
+    staleness: float = 0.0  # of the gradients before it
 
     @property
     def error(self) -> float:
@@ -47,7 +49,7 @@ class Outcome:
         return next((p.train_s for p in self.curve if p.loss <= loss), math.inf)
 
 
-def of_result(result: Result, curve: Sequence[Point], wall_s: float) -> Outcome:
+def of_result(result: Result, curve: Sequence[Point], wall_s: float, **figures: float) -> Outcome:
     """Return what is kept of a run."""
     return Outcome(
         loss=result.loss,
@@ -59,6 +61,8 @@ def of_result(result: Result, curve: Sequence[Point], wall_s: float) -> Outcome:
         utilisation=fmean(one.utilisation for one in result.learners),
         curve=tuple(curve),
         wall_s=wall_s,
+        consensus=figures.get("consensus", 0.0),
+        staleness=figures.get("staleness", 0.0),
     )
 
 
@@ -78,6 +82,13 @@ def read(path: Path) -> Outcome:
     """Read an outcome back."""
     kept: dict[str, Any] = json.loads(path.read_text())
     return Outcome(**{**kept, "curve": tuple(Point(**p) for p in kept["curve"])})
+
+
+def read_figures(metrics: Path) -> dict[str, float]:
+    """Read what the last evaluation of a run says of the method, if it says it."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    last = [row for row in rows if row["event"] == "eval"][-1]
+    return {key: last[key] for key in ("consensus", "staleness") if key in last}
 
 
 def read_curve(metrics: Path) -> list[Point]:

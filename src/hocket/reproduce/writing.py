@@ -44,6 +44,8 @@ FIGURES: Final = {
     "bytes_sent": Figure("sent MB", lambda o: float(o.bytes_sent), 1, 1e-6),
     "utilisation": Figure("computing %", lambda o: o.utilisation, 0, 100),
     "discarded_frames": Figure("discarded", lambda o: float(o.discarded_frames), 0),
+    "consensus": Figure("apart %", lambda o: o.consensus, 3, 100),
+    "staleness": Figure("staleness", lambda o: o.staleness, 2),
 }
 
 

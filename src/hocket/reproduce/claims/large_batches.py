@@ -1,0 +1,93 @@
+"""How large may the total batch become before a method stops reaching the sequential accuracy?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hocket.reproduce import checks
+from hocket.reproduce.checks import Check
+from hocket.reproduce.claim import Bench, Claim, Run
+from hocket.reproduce.outcome import Found
+from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
+from hocket.strategy import Strategy
+
+METHODS: dict[str, Strategy] = {
+    "allreduce": AllReduceSGD(),
+    "delay-by-one": DelayByOne(),
+    "fixed ring": ADPSGD(ring="fixed"),
+    "random ring": ADPSGD(ring="random"),
+}
+
+
+class LargeBatches(Claim):
+    """The total batch grows with the number of learners; rates are tuned alike."""
+
+    name: ClassVar[str] = "large-batches"
+    claim: ClassVar[str] = (
+        "Decentralised asynchronous SGD still reaches the sequential accuracy at total batches "
+        "three times as large as synchronous SGD can use"
+    )
+    paper: ClassVar[str] = (
+        "Zhang et al., ICASSP 2020 (4,096 against 12,288); Cui et al., TASLP 2021"
+    )
+    refuted_by: ClassVar[str] = (
+        "the largest total batch at which the best ring, or delay-by-one, reaches the sequential "
+        "loss is not larger than that of allreduce"
+    )
+    figures: ClassVar[tuple[str, ...]] = ("loss", "error", "consensus", "staleness")
+
+    def sizes(self, bench: Bench) -> tuple[int, ...]:
+        """Total batches, as multiples of one learner's."""
+        return bench.pick(smoke=(4,), quick=(4, 16, 48), full=(2, 4, 8, 16, 32, 48))
+
+    def rates(self, bench: Bench) -> tuple[float, ...]:
+        """Sequential rates tried for every method and size."""
+        factors = bench.pick(smoke=(1.0,), quick=(0.5, 1.0), full=(0.25, 0.5, 1.0, 2.0))
+        return tuple(factor * bench.lr for factor in factors)
+
+    def runs(self, bench: Bench) -> list[Run]:
+        """Every method with every size at every rate."""
+        return bench.sequential(self.rates(bench), evaluate_every=9.0) + [
+            bench.run(
+                f"{name} {p} x", how, p, seed=seed, lr=lr, setting=f"lr {lr:g}", evaluate_every=9.0
+            )
+            for p in self.sizes(bench)
+            for name, how in METHODS.items()
+            for lr in self.rates(bench)
+            for seed in bench.seeds
+        ]
+
+    def judge(self, found: Found, bench: Bench) -> list[Check]:
+        """Where each stops."""
+        limit = {name: self.largest(name, found, bench) for name in METHODS}
+        best = max(limit[name] for name in METHODS if name != "allreduce")
+        reached = ", ".join(f"{name} {size} x" for name, size in limit.items())
+        return [
+            checks.fact(
+                "a decentralised method reaches the sequential loss at a larger total batch",
+                best > limit["allreduce"],
+                f"largest that reach it: {reached}",
+            )
+        ]
+
+    def largest(self, name: str, found: Found, bench: Bench) -> int:
+        """Return the largest multiple at which a method reaches the sequential loss; or 1."""
+        alone = found["sequential"].losses
+        good = [
+            p
+            for p in self.sizes(bench)
+            if checks.reaches("", found[f"{name} {p} x"].losses, alone).judgement == "holds"
+        ]
+        return max(good, default=1)
+
+    def notes(self, found: Found, bench: Bench) -> list[str]:
+        """How far each falls behind."""
+        alone = found["sequential"].losses
+        lines = ["The local rate is the sequential one times P, reached in a ramp over an epoch."]
+        for name in METHODS:
+            each = [
+                f"{p} x {checks.reaches('', found[f'{name} {p} x'].losses, alone).detail}"
+                for p in self.sizes(bench)
+            ]
+            lines.append(f"{name}: " + "; ".join(each) + ".")
+        return lines
