@@ -16,17 +16,19 @@ from hocket.errors import ConfigError, HocketError
 from hocket.parallel import default_jobs
 
 _CORPUS = """\
-Speaks connected digits with espeak-ng: many voices, accents, rates and pitches; rooms and noise;
-train, dev and test with different voices and noise, half of the speakers women. The same seed gives
-the same audio. Needs the extra: pip install 'hocket[corpus]'.
+Speaks with espeak-ng: many voices, accents, rates and pitches; rooms and noise; train, dev and test
+with different voices and noise, half of the speakers women. The same seed gives the same audio.
+Needs the extra: pip install 'hocket[corpus]'.
 
 examples:
   hocket corpus digits --out data/digits --hours 0.5 --snr 5:20
+  hocket corpus assistant --out data/assistant --hours 1     # set an alarm for half past seven
   hocket corpus digits --out data/clean --hours 0.2 --clean
 
 what comes out:
   DIR/train DIR/dev DIR/test   Kaldi data directories; phones.ctm holds the phoneme times
   DIR/lexicon.txt              the synthesiser's own pronunciations
+  DIR/lm.txt                   text for a language model (assistant)
 """
 
 _PREPARE = """\
@@ -107,7 +109,11 @@ def needs(error: ImportError) -> HocketError:
 
 def _add_corpus(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("kind", choices=["digits"], help="what is said")
+    add(
+        "kind",
+        metavar="KIND",
+        help="digits (11 words), assistant (sentences of some 1,300 words), mandarin (digits)",
+    )
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     add("--hours", type=float, default=0.5, metavar="H", help="of training speech (default 0.5)")
     add(
@@ -179,7 +185,9 @@ def _add_prepare(command: argparse.ArgumentParser) -> None:
         default="speaker",
         help="mean and variance per speaker (default) or utterance, for the GMM-HMM",
     )
-    add("--lm-order", type=int, default=3, metavar="N", help="of the n-gram (3)")
+    add("--lm-order", type=int, metavar="N", help="of the n-gram (3)")
+    add("--lm-text", default="", metavar="FILE", help="sentences to add to the transcripts for it")
+    add("--arpa", default="", metavar="FILE", help="a finished n-gram instead")
     add(
         "--held-out",
         type=float,
@@ -196,11 +204,15 @@ def _prepare(args: argparse.Namespace) -> int:
         from hocket.speech.prepare import Preparation, PrepareOptions
     except ImportError as error:
         raise needs(error) from error
+    if args.arpa and args.lm_order is not None:
+        raise ConfigError(f"--lm-order cannot take effect: {args.arpa} has its own; leave it out")
     options = PrepareOptions(
         lexicon=args.lexicon,
         num_bins=args.num_bins,
         normalisation=args.normalisation,
-        lm_order=args.lm_order,
+        lm_order=3 if args.lm_order is None else args.lm_order,
+        lm_text=args.lm_text,
+        arpa=args.arpa,
         held_out=args.held_out,
         gmm=GMMOptions(senones=args.senones),
     )

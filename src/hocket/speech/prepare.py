@@ -25,7 +25,7 @@ import numpy as np
 from hocket.errors import require
 from hocket.numerics import stable_seed
 from hocket.parallel import default_jobs
-from hocket.speech import alignment, lm
+from hocket.speech import alignment
 from hocket.speech.alignment import GMMHMM, Corpus, Pass
 from hocket.speech.datadir import (
     DataDirectory,
@@ -41,6 +41,7 @@ from hocket.speech.extraction import common_sample_rate, write_store
 from hocket.speech.features import Kind
 from hocket.speech.gmm_training import GMMOptions, Trainer, collect
 from hocket.speech.graph import decoding_graph
+from hocket.speech.language import LanguageSource
 from hocket.speech.lexicon import lexicon_for, read_lexicon
 from hocket.speech.reference import agreement
 from hocket.speech.senones import Senones
@@ -61,6 +62,8 @@ class PrepareOptions:
     num_bins: int = 40
     normalisation: Normalisation = "speaker"
     lm_order: int = 3
+    lm_text: str = ""  # a file of sentences; unset: the training transcripts
+    arpa: str = ""  # a finished language model
     held_out: float = 0.1  # share of the training data for a split that the data lacks
     gmm: GMMOptions = field(default_factory=GMMOptions)
 
@@ -68,6 +71,12 @@ class PrepareOptions:
         require(self.num_bins >= 3, f"num_bins must be at least 3, not {self.num_bins}")
         require(0 < self.held_out < 0.5, f"held_out must lie between 0 and 0.5: {self.held_out}")
         require(self.lm_order >= 1, f"lm_order must be at least 1, not {self.lm_order}")
+        require(
+            not (self.lm_text and self.arpa),
+            f"--lm-text {self.lm_text} cannot take effect beside --arpa: leave one out",
+        )
+        for path in filter(None, (self.lm_text, self.arpa)):
+            require(Path(path).is_file(), f"{path}: no such file, to make a language model of")
 
 
 @dataclass
@@ -97,8 +106,7 @@ class Preparation:
         self.steps.run("mono", mono | both, ("lexicon",), self._mono)
         self.steps.run("tri", gmm, ("mono",), self._tri)
         self.steps.run("alignment", {"version": VERSION}, ("tri",), self._alignment)
-        order = {"lm_order": self.options.lm_order, "version": VERSION}
-        self.steps.run("graph", order, ("tri",), self._graph)
+        self.steps.run("graph", self._language_inputs(), ("tri",), self._graph)
         self.steps.run("gmm", {"version": VERSION}, ("graph",), self._gmm)
         self._write_left_out()
         return Evaluation.read(self.folder / "gmm")
@@ -272,25 +280,33 @@ class Preparation:
 
     # ------------------------------------------------------------------ decoding
 
+    def _language_inputs(self) -> Facts:
+        facts: Facts = {"lm_order": self.options.lm_order, "version": VERSION}
+        for key in ("lm_text", "arpa"):
+            path = getattr(self.options, key)
+            if path:
+                facts[key] = file_state(Path(path))
+        return facts
+
     def _graph(self, out: Path) -> Facts:
-        lexicon = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
-        sentences = self.store("train").words
-        spoken = {w for words in sentences for w in words}
-        vocabulary = [w for w in lexicon.words if w in spoken]
+        acoustic = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
         model = GMMHMM.load(self.folder / "tri")
-        language = lm.estimate(sentences, vocabulary, self.options.lm_order)
+        source = LanguageSource(self.options.lm_order, self.options.lm_text, self.options.arpa)
+        language, lexicon = source.model(
+            self.store("train").words, acoustic, model.senones.phones, self.options.lexicon
+        )
         graph = decoding_graph(lexicon, language, model.senones, model.loop)
         graph.write(out)
-        facts: Facts = {"words": len(vocabulary), "states": graph.fst.num_states}
-        said = f"{len(vocabulary):,} words, {self.options.lm_order}-gram, "
-        said += f"{graph.fst.num_states:,} states"
+        facts: Facts = {"words": len(graph.words), "states": graph.fst.num_states}
+        said = f"{len(graph.words):,} words, {language.order}-gram, {graph.fst.num_states:,} states"
         if "test" in self._splits():
             tokens = [w for words in self.store("test").words for w in words]
-            unknown = [w for w in tokens if w not in spoken]
+            known = set(graph.words)
+            unknown = [w for w in tokens if w not in known]
             facts["unknown_share"] = len(unknown) / len(tokens)
             if unknown:
                 share = len(unknown) / len(tokens)
-                said += f"; {share:.1%} of the test words never occur in train (say {unknown[0]!r})"
+                said += f"; {share:.1%} of the test words are not known (say {unknown[0]!r})"
         return facts | {"said": said}
 
     def _gmm(self, out: Path) -> Facts:
