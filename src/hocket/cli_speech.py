@@ -229,8 +229,8 @@ def _add_decode(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, metavar="RUN", help="a run directory of `hocket train EXP`")
     add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
-    add("--beam", type=float, default=12.0, metavar="X", help="wider is slower and surer (12)")
-    add("--max-active", type=int, default=3000, metavar="N", help="paths kept per frame (3000)")
+    add("--beam", type=float, default=10.0, metavar="X", help="wider is slower and surer (10)")
+    add("--max-active", type=int, default=2000, metavar="N", help="paths kept per frame (2000)")
     _jobs(command)
 
 

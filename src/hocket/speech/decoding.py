@@ -41,8 +41,8 @@ MAX_WIDENING: Final = 8  # steps beyond the first grid
 class Search:
     """How wide the decoder looks."""
 
-    beam: float = 12.0
-    max_active: int = 3000
+    beam: float = 10.0
+    max_active: int = 2000
 
     def __post_init__(self) -> None:
         require(self.beam > 0, f"beam must be above 0, not {self.beam}")
