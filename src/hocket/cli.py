@@ -159,14 +159,15 @@ def _run_options(command: argparse.ArgumentParser) -> None:
 
 
 def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Put the configuration together: saved run, then file, then flags, then --set."""
+    """Put the configuration together: saved run or the task's own, file, flags, then --set."""
     tables: dict[str, dict[str, Any]] = {}
     if args.resume:
         rundir.saved_config(args.out)
         tables = config.read(args.out / "config.json")
+    elif args.task is not None:
+        tables = config.defaults(args.task)
     if args.config:
-        for name, table in config.read(args.config).items():
-            tables.setdefault(name, {}).update(table)
+        config.merge(tables, config.read(args.config))
     if args.task is not None:
         chosen = config.task_table(args.task)
         config.rename(tables, "task", chosen["name"])

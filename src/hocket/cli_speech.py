@@ -178,6 +178,14 @@ def _add_prepare(command: argparse.ArgumentParser) -> None:
         help="cmudict (espeak-ng fills its gaps), espeak, or a file (default cmudict)",
     )
     add("--senones", type=int, default=200, metavar="N", help="outputs of the network (200)")
+    add(
+        "--features",
+        default="fbank",
+        metavar="KINDS",
+        help="what networks read, the default first: fbank (default), mfcc, plp, pitch, or "
+        "plp_pitch (13 PLP and pitch with deltas, 42 in all); several with commas",
+    )
+    add("--resample", type=int, metavar="HZ", help="bring all audio to 8000 or 16000 Hz")
     add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (40)")
     add(
         "--normalisation",
@@ -208,7 +216,9 @@ def _prepare(args: argparse.Namespace) -> int:
         raise ConfigError(f"--lm-order cannot take effect: {args.arpa} has its own; leave it out")
     options = PrepareOptions(
         lexicon=args.lexicon,
+        features=tuple(args.features.split(",")),
         num_bins=args.num_bins,
+        resample=args.resample,
         normalisation=args.normalisation,
         lm_order=3 if args.lm_order is None else args.lm_order,
         lm_text=args.lm_text,

@@ -86,7 +86,9 @@ class Arcs:
         for name in (b"vector", b"standard"):
             head += struct.pack("<i", len(name)) + name
         head += struct.pack("<i", 2)  # version
-        head += _HEADER.pack(0, 3, self.start, self.num_states, len(order))  # 3: "expanded, mutable"
+        head += _HEADER.pack(
+            0, 3, self.start, self.num_states, len(order)
+        )  # 3: "expanded, mutable"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "fst"
             path.write_bytes(head + words.tobytes())
@@ -96,7 +98,7 @@ class Arcs:
 def _arc_counts(words: NDArray[np.int32], states: int) -> tuple[Ints, Ints]:
     """Return each state's number of arcs, and where its record begins."""
     counts, places, at = [], [], 0
-    view = memoryview(words)
+    view = memoryview(words.data)
     for _ in range(states):
         count = view[at + 1]  # the upper half of the int64 is 0: no state has 2^31 arcs
         counts.append(count)

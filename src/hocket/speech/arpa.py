@@ -31,30 +31,30 @@ def arpa_words(path: Path) -> list[str]:
     return [words[0] for _, words, _ in _rows(path, 1) if words[0] not in marks]
 
 
-def read_arpa(path: Path, vocabulary: Collection[str]) -> NGram:
+def read_arpa(path: Path, words: Collection[str]) -> NGram:
     """Read a model, restricted to a vocabulary."""
-    known = set(vocabulary) | {START, END}
+    known = {*words, START, END}
     seen: dict[History, dict[str, float]] = {(): {}}
     backoff: dict[History, float] = {}
     order = 1
-    for log_p, words, log_backoff in _rows(path):
-        order = max(order, len(words))
-        if not known.issuperset(words):
+    for log_p, ngram, log_backoff in _rows(path):
+        order = max(order, len(ngram))
+        if not known.issuperset(ngram):
             continue
-        *history, word = words
+        history, word = ngram[:-1], ngram[-1]
         if log_p > _NOTHING and word != START:
-            seen.setdefault(tuple(history), {})[word] = 10.0**log_p
+            seen.setdefault(history, {})[word] = 10.0**log_p
         if log_backoff != 0.0:  # such a history counts as seen, also if nothing followed it
-            backoff[words] = 10.0**log_backoff
-            seen.setdefault(words, {})
+            backoff[ngram] = 10.0**log_backoff
+            seen.setdefault(ngram, {})
     if END not in seen[()]:
         raise SpeechError(f"{path}: no unigram {END}: a sentence could never end. Estimate it anew")
-    words = tuple(sorted(w for w in seen[()] if w != END))
-    if not words:
+    vocabulary = tuple(sorted(w for w in seen[()] if w != END))
+    if not vocabulary:
         raise SpeechError(f"{path}: none of its words has a pronunciation: is it another language?")
     for history in seen.keys() - backoff.keys():
         backoff[history] = 1.0
-    return NGram(order, words, seen, backoff)
+    return NGram(order, vocabulary, seen, backoff)
 
 
 def _rows(path: Path, up_to: int | None = None) -> Iterator[tuple[float, History, float]]:

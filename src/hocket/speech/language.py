@@ -30,10 +30,12 @@ class LanguageSource:
     ) -> tuple[NGram, Lexicon]:
         """Return the model, and the pronunciations of its words.
 
-        Words that were not trained on are pronounced as `pronunciations` says, if their phones were.
+        Words not trained on are pronounced as `pronunciations` says, if their phones were.
         """
         sentences = self._sentences(transcripts)
-        wanted = set(arpa_words(Path(self.arpa))) if self.arpa else {w for s in sentences for w in s}
+        wanted = (
+            set(arpa_words(Path(self.arpa))) if self.arpa else {w for s in sentences for w in s}
+        )
         lexicon = _extended(acoustic, wanted, frozenset(phones), pronunciations)
         vocabulary = [w for w in lexicon.words if w in wanted]
         if self.arpa:
@@ -47,9 +49,7 @@ class LanguageSource:
         return [*transcripts, *(line.split() for _, line in numbered_lines(Path(self.text)))]
 
 
-def _extended(
-    acoustic: Lexicon, wanted: set[str], phones: frozenset[str], source: str
-) -> Lexicon:
+def _extended(acoustic: Lexicon, wanted: set[str], phones: frozenset[str], source: str) -> Lexicon:
     new = sorted(wanted - acoustic.entries.keys())
     if not new:
         return acoustic

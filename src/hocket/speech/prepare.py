@@ -1,7 +1,7 @@
 """From a data directory to a prepared experiment, step by step.
 
     EXP/data/         the utterances of each split, and those left out
-    EXP/features/     memory-mapped fbank and mfcc of each split
+    EXP/features/     memory-mapped features of each split: mfcc, and what networks read
     EXP/lexicon/      pronunciations
     EXP/mono/ tri/    GMM-HMMs
     EXP/alignment/    the senone of every frame of train and dev, and the senones' priors
@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from hocket.errors import require
+from hocket.errors import nearest, require
 from hocket.numerics import stable_seed
 from hocket.parallel import default_jobs
 from hocket.speech import alignment
@@ -38,7 +38,7 @@ from hocket.speech.decoding import Decoder, GMMScorer
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
 from hocket.speech.extraction import common_sample_rate, write_store
-from hocket.speech.features import Kind
+from hocket.speech.features import KINDS, SAMPLE_RATES, Kind
 from hocket.speech.gmm_training import GMMOptions, Trainer, collect
 from hocket.speech.graph import decoding_graph
 from hocket.speech.language import LanguageSource
@@ -49,7 +49,7 @@ from hocket.speech.steps import Facts, Steps, file_state
 from hocket.speech.store import FeatureStore, Normalisation
 
 SPLITS: Final = ("train", "dev", "test")
-KINDS: Final[tuple[Kind, ...]] = ("fbank", "mfcc")
+GMM_KIND: Final[Kind] = "mfcc"  # what the GMM-HMM reads
 MIN_SPEAKERS: Final = 10  # with fewer, held-out utterances come from the training speakers
 VERSION: Final = 1  # of what the steps compute; another number does all again
 
@@ -59,7 +59,9 @@ class PrepareOptions:
     """What decides a prepared experiment."""
 
     lexicon: str = "cmudict"
+    features: tuple[Kind, ...] = ("fbank",)  # for networks; the first is what they read by default
     num_bins: int = 40
+    resample: int | None = None  # Hz; unset: the audio must have one rate
     normalisation: Normalisation = "speaker"
     lm_order: int = 3
     lm_text: str = ""  # a file of sentences; unset: the training transcripts
@@ -68,6 +70,20 @@ class PrepareOptions:
     gmm: GMMOptions = field(default_factory=GMMOptions)
 
     def __post_init__(self) -> None:
+        require(len(self.features) > 0, f"--features needs one of {', '.join(KINDS)}")
+        for kind in self.features:
+            require(
+                kind in KINDS,
+                f"no features {kind!r}: there are {', '.join(KINDS)}.{nearest(kind, KINDS)}",
+            )
+        require(
+            self.num_bins == 40 or "fbank" in self.features,
+            "--num-bins cannot take effect: it is of fbank, which --features leaves out",
+        )
+        require(
+            self.resample in (None, *SAMPLE_RATES),
+            f"--resample must be one of {', '.join(map(str, SAMPLE_RATES))}, not {self.resample}",
+        )
         require(self.num_bins >= 3, f"num_bins must be at least 3, not {self.num_bins}")
         require(0 < self.held_out < 0.5, f"held_out must lie between 0 and 0.5: {self.held_out}")
         require(self.lm_order >= 1, f"lm_order must be at least 1, not {self.lm_order}")
@@ -147,15 +163,21 @@ class Preparation:
         paths = sorted({u.path for s in self._splits() for u in self._utterances(s)})
         return {
             "audio": [file_state(p) for p in paths],
+            "kinds": self._kinds,
             "num_bins": self.options.num_bins,
+            "resample": self.options.resample,
             "version": VERSION,
         }
+
+    @property
+    def _kinds(self) -> tuple[Kind, ...]:
+        return tuple(dict.fromkeys((*self.options.features, GMM_KIND)))
 
     def _features(self, out: Path) -> Facts:
         left_out: dict[str, str] = {}
         by_split = {split: self._utterances(split) for split in self._splits()}
         everybody = [u for utterances in by_split.values() for u in utterances]
-        rate, num_samples = common_sample_rate(everybody, left_out)
+        rate, num_samples = common_sample_rate(everybody, left_out, self.options.resample)
         hours = {}
         for split, utterances in by_split.items():
             write_store(
@@ -163,13 +185,13 @@ class Preparation:
                 utterances,
                 num_samples,
                 rate,
-                KINDS,
+                self._kinds,
                 num_bins=self.options.num_bins,
                 left_out=left_out,
                 jobs=self.jobs,
                 show=self.show,
             )
-            store = FeatureStore(out / split, "fbank")
+            store = FeatureStore(out / split, GMM_KIND)
             if len(store) == 0:
                 raise SpeechError(f"nothing is left of {split}: {reasons(left_out)}")
             hours[split] = round(store.seconds / 3600, 4)

@@ -35,8 +35,7 @@ class NetworkScorer:
 
     def store(self, split: str) -> FeatureStore:
         """Open the features the network was trained on."""
-        task = task_of(self.run)
-        return FeatureStore(task.folder / "features" / split, task.features, task.normalisation)
+        return task_of(self.run).store(split)
 
     def scores(self, store: FeatureStore, number: int) -> NDArray[np.float32]:
         """Return eq. 1 for every frame and senone."""

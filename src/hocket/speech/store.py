@@ -45,6 +45,7 @@ class FeatureStore:
         except (OSError, ValueError) as error:
             raise SpeechError(
                 f"{folder} holds no {kind} features that can be read ({error}): prepare it again"
+                f"{_others(folder, kind)}"
             ) from error
         rows = facts["utterances"]
         self.sample_rate: int = facts["sample_rate"]
@@ -118,3 +119,17 @@ class FeatureStore:
         ends = np.cumsum(self.frames[chosen])
         at = np.searchsorted(ends, frames, side="right")
         return chosen[at], frames - (ends[at] - self.frames[chosen][at])
+
+
+def kinds_in(folder: Path) -> list[Kind]:
+    """Return the kinds of features of a split, the one that networks read by default first."""
+    try:
+        kinds: list[Kind] = json.loads((folder / "index.json").read_text())["kinds"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return kinds
+
+
+def _others(folder: Path, kind: Kind) -> str:
+    others = [k for k in kinds_in(folder) if k != kind]
+    return f" with --features {kind}, or use {' or '.join(others)}" if others else ""

@@ -74,7 +74,9 @@ def plan(options: CorpusOptions) -> list[Speaker]:
             count = round(SHARE[split] * len(all_names))
             chosen = all_names[taken[sex] : taken[sex] + count]
             taken[sex] += count
-            pairs = [f"{accent}+{name}" for name in chosen for accent in KINDS[options.kind].accents]
+            pairs = [
+                f"{accent}+{name}" for name in chosen for accent in KINDS[options.kind].accents
+            ]
             pools[sex] = [pairs[i] for i in rng.permutation(len(pairs))]
         speakers += _speakers(options, split, pools, rng)
     return speakers
@@ -374,7 +376,9 @@ def _write_lexicon(path: Path, records: list[dict[str, Any]]) -> None:
         if record["speaker"]["split"] != "train":
             continue
         for utterance in record["utterances"]:
-            if max((w for _, _, w in utterance["phones"]), default=0) + 1 != len(utterance["words"]):
+            if max((w for _, _, w in utterance["phones"]), default=0) + 1 != len(
+                utterance["words"]
+            ):
                 continue
             for number, word in enumerate(utterance["words"]):
                 phones = tuple(

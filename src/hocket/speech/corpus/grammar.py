@@ -2,9 +2,9 @@
 
     RULE = words and RULES | another choice | ...
 
-A rule's name is in capitals, everything else is said as it stands; what stands in [brackets] is said
-half of the time. All choices of a rule are equally likely, so a choice that should come more often
-is written more often. A rule may go on in the lines below it, indented.
+A rule's name is in capitals, everything else is said as it stands; what stands in [brackets] is
+said half of the time. All choices of a rule are equally likely, so a choice that should come more
+often is written more often. A rule may go on in the lines below it, indented.
 """
 
 from __future__ import annotations
