@@ -57,7 +57,7 @@ def test_pitch_is_equal_to_kaldi_where_there_is_one(name: str) -> None:
     assert np.abs(raw - g["pitch_raw"])[same, 0].max() < 1e-3
     # One lag is 0.5 % off its neighbour, which is 0.01 of (twice) log pitch: three of them.
     pitch = extract(g["samples"], int(g["sample_rate"]), "pitch")
-    assert np.abs(pitch - g["pitch"])[voiced, :2].max() < 0.04
+    assert (np.abs(pitch - g["pitch"])[voiced] < 0.04).mean(0).min() >= 0.95
     # What is made of the pitch is exact: Kaldi's own pitch gives Kaldi's own features.
     assert np.abs(processed(g["pitch_raw"].astype(float)) - g["pitch"]).max() < 1e-3
 

@@ -60,14 +60,18 @@ def write_page(
         _timelines(runs),
         _facts(runs),
     ]
-    page = (
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document(title, "".join(parts)))
+
+
+def document(title: str, body: str, more_style: str = "") -> str:
+    """Return a whole page in the house's style."""
+    return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"{''.join(parts)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{more_style}</style></head><body>"
+        f"{body}</body></html>\n"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
 
 
 def headings(target_loss: float | None) -> list[str]:

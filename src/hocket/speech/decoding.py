@@ -28,7 +28,7 @@ from hocket.parallel import chunks, ordered_map
 from hocket.progress import progress
 from hocket.speech.alignment import GMMHMM
 from hocket.speech.graph import Graph
-from hocket.speech.scoring import count
+from hocket.speech.scoring import Unit, count
 from hocket.speech.store import FeatureStore, Normalisation
 
 PIECE: Final = 24  # utterances of one job
@@ -158,6 +158,7 @@ class Decoder:
     search: Search = field(default_factory=Search)
     jobs: int = 1
     show: bool = True
+    unit: Unit = "word"  # what the transcripts consist of
 
     def decode(
         self, split: str, settings: Sequence[Setting], title: str | None = None

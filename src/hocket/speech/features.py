@@ -26,7 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hocket.errors import HocketError, nearest
 
-Kind: TypeAlias = Literal["fbank", "mfcc", "plp", "pitch_raw", "pitch", "plp_pitch"]
+Kind: TypeAlias = Literal["fbank", "mfcc", "plp", "pitch_raw", "pitch", "plp_pitch", "kaldi"]
+# What can be extracted; "kaldi" are features that Kaldi made, whatever they are (kaldi.py).
 KINDS: Final[dict[Kind, str]] = {
     "fbank": "log mel energies (40)",
     "mfcc": "cepstra (13)",

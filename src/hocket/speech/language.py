@@ -11,6 +11,7 @@ from hocket.speech.arpa import arpa_words, read_arpa
 from hocket.speech.datadir import numbered_lines
 from hocket.speech.lexicon import Lexicon, lexicon_for
 from hocket.speech.lm import NGram
+from hocket.speech.scoring import Unit, characters
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class LanguageSource:
     order: int
     text: str = ""  # a file of sentences, one a line, without keys
     arpa: str = ""
+    unit: Unit = "word"
 
     def model(
         self,
@@ -46,7 +48,10 @@ class LanguageSource:
         """More text adds to the transcripts: they are what will be said, too."""
         if not self.text:
             return transcripts
-        return [*transcripts, *(line.split() for _, line in numbered_lines(Path(self.text)))]
+        lines = [line.split() for _, line in numbered_lines(Path(self.text))]
+        if self.unit == "character":
+            lines = [characters(line) for line in lines]
+        return [*transcripts, *lines]
 
 
 def _extended(acoustic: Lexicon, wanted: set[str], phones: frozenset[str], source: str) -> Lexicon:

@@ -15,7 +15,7 @@ Each step is kept while its inputs and options stay as they are (see `steps.py`)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -27,13 +27,7 @@ from hocket.numerics import stable_seed
 from hocket.parallel import default_jobs
 from hocket.speech import alignment
 from hocket.speech.alignment import GMMHMM, Corpus, Pass
-from hocket.speech.datadir import (
-    DataDirectory,
-    Utterance,
-    is_data_directory,
-    read_data_directory,
-    reasons,
-)
+from hocket.speech.datadir import DataDirectory, Utterance, reasons
 from hocket.speech.decoding import Decoder, GMMScorer
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
@@ -44,7 +38,9 @@ from hocket.speech.graph import decoding_graph
 from hocket.speech.language import LanguageSource
 from hocket.speech.lexicon import lexicon_for, read_lexicon
 from hocket.speech.reference import agreement
+from hocket.speech.scoring import Unit, characters
 from hocket.speech.senones import Senones
+from hocket.speech.sources import WHAT, deciding_files, is_source, read_source
 from hocket.speech.steps import Facts, Steps, file_state
 from hocket.speech.store import FeatureStore, Normalisation
 
@@ -66,6 +62,7 @@ class PrepareOptions:
     lm_order: int = 3
     lm_text: str = ""  # a file of sentences; unset: the training transcripts
     arpa: str = ""  # a finished language model
+    units: Unit = "word"  # character: for writing without spaces; errors are counted in them
     held_out: float = 0.1  # share of the training data for a split that the data lacks
     gmm: GMMOptions = field(default_factory=GMMOptions)
 
@@ -108,7 +105,7 @@ class Preparation:
 
     def run(self) -> Evaluation:
         """Do all steps; return how well the GMM-HMM recognises."""
-        if not self.source.is_dir():
+        if not self.source.exists():
             raise SpeechError(f"{self.source}: no such folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.steps = Steps(self.folder, self.say)
@@ -123,26 +120,38 @@ class Preparation:
         self.steps.run("tri", gmm, ("mono",), self._tri)
         self.steps.run("alignment", {"version": VERSION}, ("tri",), self._alignment)
         self.steps.run("graph", self._language_inputs(), ("tri",), self._graph)
-        self.steps.run("gmm", {"version": VERSION}, ("graph",), self._gmm)
+        self.steps.run(
+            "gmm", {"version": VERSION, "units": self.options.units}, ("graph",), self._gmm
+        )
         self._write_left_out()
         return Evaluation.read(self.folder / "gmm")
 
     # ------------------------------------------------------------------ data
 
     def _data_inputs(self) -> Facts:
-        tables = ("wav.scp", "text", "segments", "utt2spk")
-        folders = [self.source, *(self.source / s for s in SPLITS)]
-        states = [file_state(f / t) for f in folders for t in tables if (f / t).exists()]
-        return {"tables": states, "held_out": self.options.held_out, "version": VERSION}
+        folders = [self.source / s for s in SPLITS if (self.source / s).is_dir()]
+        files = [path for folder in folders or [self.source] for path in deciding_files(folder)]
+        return {
+            "files": [file_state(path) for path in files],
+            "held_out": self.options.held_out,
+            "units": self.options.units,
+            "version": VERSION,
+        }
 
     def _data(self, out: Path) -> Facts:
         splits, left_out = read_splits(self.source, self.options.held_out, self.say)
         for split, utterances in splits.items():
-            rows = [asdict(u) | {"path": str(u.path.resolve())} for u in utterances]
+            rows = [
+                asdict(u) | {"path": str(u.path.resolve()), "words": self._units(u.words)}
+                for u in utterances
+            ]
             (out / f"{split}.json").write_text(json.dumps(rows))
         counts = {split: len(utterances) for split, utterances in splits.items()}
         said = ", ".join(f"{n:,} {split}" for split, n in counts.items()) + " utterances"
         return {"said": _with(said, left_out), "left_out": left_out, "utterances": counts}
+
+    def _units(self, words: Sequence[str]) -> Sequence[str]:
+        return characters(words) if self.options.units == "character" else words
 
     def _utterances(self, split: str) -> list[Utterance]:
         path = self.folder / "data" / f"{split}.json"
@@ -313,7 +322,9 @@ class Preparation:
     def _graph(self, out: Path) -> Facts:
         acoustic = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
         model = GMMHMM.load(self.folder / "tri")
-        source = LanguageSource(self.options.lm_order, self.options.lm_text, self.options.arpa)
+        source = LanguageSource(
+            self.options.lm_order, self.options.lm_text, self.options.arpa, self.options.units
+        )
         language, lexicon = source.model(
             self.store("train").words, acoustic, model.senones.phones, self.options.lexicon
         )
@@ -335,7 +346,9 @@ class Preparation:
         scorer = GMMScorer(
             self.folder / "features", self.folder / "tri", self.options.normalisation
         )
-        decoder = Decoder(scorer, self.folder / "graph", jobs=self.jobs, show=self.show)
+        decoder = Decoder(
+            scorer, self.folder / "graph", jobs=self.jobs, show=self.show, unit=self.options.units
+        )
         split = "test" if "test" in self._splits() else None
         found = evaluate(decoder, out, "GMM-HMM (maximum likelihood)", split)
         return {"said": f"{found.split} {found.score}"}
@@ -362,23 +375,20 @@ def read_splits(
 ) -> tuple[dict[str, list[Utterance]], dict[str, str]]:
     """Read train, dev and test; hold out of train what is missing.
 
-    `source` holds the folders train, dev and test (the last two if there are any), or is itself a
-    data directory, of which dev and test are then held out.
+    `source` holds the folders train, dev and test (the last two if there are any), or is itself
+    speech data (see `sources.py`), of which dev and test are then held out.
     """
     found: dict[str, DataDirectory] = {}
-    if is_data_directory(source / "train"):
+    if (source / "train").is_dir() and is_source(source / "train"):
         for split in SPLITS:
-            if is_data_directory(source / split):
-                found[split] = read_data_directory(source / split)
+            if (source / split).is_dir():
+                found[split] = read_source(source / split)
         wanted = ["dev"]
-    elif is_data_directory(source):
-        found["train"] = read_data_directory(source)
+    elif is_source(source):
+        found["train"] = read_source(source)
         wanted = ["dev", "test"]
     else:
-        raise SpeechError(
-            f"{source}: no Kaldi data directory: neither {source / 'train' / 'wav.scp'} nor "
-            f"{source / 'wav.scp'} exists"
-        )
+        raise SpeechError(f"{source}: {WHAT} is in it or in {source / 'train'}")
     left_out = {k: why for directory in found.values() for k, why in directory.left_out.items()}
     splits = {split: directory.utterances for split, directory in found.items()}
     _refuse_overlap(splits)

@@ -8,6 +8,7 @@ The posteriors are the network's, the priors are the senones' shares of the trai
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hocket.models.dnn import DNN
+from hocket.progress import progress
 from hocket.speech.decoding import Decoder, Search
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
@@ -89,11 +91,7 @@ def _known(kind: Any, table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key in names}
 
 
-def decode_run(
-    run: Path, *, split: str | None, jobs: int, search: Search, show: bool = True
-) -> Evaluation:
-    """Tune on dev, decode, and write RUN/decode."""
-    task = task_of(run)
+def _chosen_split(task: SpeechTask, split: str | None) -> str:
     have = [s for s in ("dev", "test") if (task.folder / "features" / s).is_dir()]
     if split is None:
         split = have[-1]
@@ -102,13 +100,42 @@ def decode_run(
             f"{task.folder} has no {split!r} split, only {' and '.join(have)}: prepare it from "
             f"data with a folder {split}, or give --split dev"
         )
+    return split
+
+
+def loglikes(
+    run: Path, split: str | None, *, show: bool = True
+) -> tuple[str, Iterator[tuple[str, NDArray[np.float32]]]]:
+    """Return the split, and each utterance's log-likelihoods (eq. 1), for other decoders."""
+    split = _chosen_split(task_of(run), split)
+    scorer = NetworkScorer(run)
+    store = scorer.store(split)
+
+    def matrices() -> Iterator[tuple[str, NDArray[np.float32]]]:
+        title = f"log-likelihoods of {split}"
+        with progress(title, float(len(store)), unit="utterances", wanted=show) as advance:
+            for number, name in enumerate(store.ids):
+                yield name, scorer.scores(store, number)
+                advance(1.0)
+
+    return split, matrices()
+
+
+def decode_run(
+    run: Path, *, split: str | None, jobs: int, search: Search, show: bool = True
+) -> Evaluation:
+    """Tune on dev, decode, and write RUN/decode."""
+    task = task_of(run)
+    split = _chosen_split(task, split)
     graph = task.folder / "graph"
     if not (graph / "HCLG.fst").exists():
         raise SpeechError(
-            f"{task.folder} has no decoding graph: finish it with "
-            f"`hocket prepare DATA --out {task.folder}`"
+            f"{task.folder} has no decoding graph: finish it with `hocket prepare DATA --out "
+            f"{task.folder}`, or, if it was imported from Kaldi, decode there: --write-loglikes"
         )
     tables = json.loads((run / "config.json").read_text())
     name = f"{tables['strategy']['name']}, {tables['runtime']['learners']} learner(s)"
-    decoder = Decoder(NetworkScorer(run), graph, search, jobs, show)
+    gmm = task.folder / "gmm"
+    unit = Evaluation.read(gmm).score.unit if gmm.is_dir() else "word"
+    decoder = Decoder(NetworkScorer(run), graph, search, jobs, show, unit)
     return evaluate(decoder, run / "decode", name, None if split == "dev" else split)
