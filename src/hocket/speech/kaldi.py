@@ -5,7 +5,7 @@ In:   DIR/feats.scp (and utt2spk, text if they are there), pdf alignments as int
       which mean nothing without their model: `ali-to-pdf final.mdl` turns them into pdfs.
 Out:  the same, and matrices of log-likelihoods that `latgen-faster-mapped` reads.
 
-kaldiio (the extra `hocket[kaldi]`) reads and writes the formats. It would run commands that it finds
+kaldiio (the extra `hocket[kaldi]`) reads and writes the formats. It would run commands it finds
 in an scp file; those are refused here.
 """
 
