@@ -336,8 +336,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # a full disk, a lost mount
-        print(f"hocket: {error}; checkpoints written so far are kept", file=sys.stderr)
+        print(f"hocket: {error}; what was finished or checkpointed is kept", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("hocket: ended at once; checkpoints written so far are kept", file=sys.stderr)
+        print("hocket: ended at once; what was finished or checkpointed is kept", file=sys.stderr)
         return STOPPED

@@ -33,11 +33,11 @@ def probe(path: Path) -> AudioInfo:
     """Read a header; raise if the file is missing, empty, truncated or no audio."""
     try:
         size = path.stat().st_size
+        missing = _missing_bytes(path, size)
     except OSError as error:
         raise SpeechError(f"{path}: {error.strerror or 'cannot be read'}") from error
     if size == 0:
         raise SpeechError(f"{path}: the file is empty")
-    missing = _missing_bytes(path, size)
     if missing:
         raise SpeechError(f"{path}: truncated, {missing:,} bytes are missing: copy it again")
     try:

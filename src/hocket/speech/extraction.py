@@ -24,6 +24,7 @@ from hocket.speech.datadir import Utterance
 from hocket.speech.errors import SpeechError
 from hocket.speech.features import SAMPLE_RATES, Kind, analysis, extract, num_dims
 from hocket.speech.resampling import resampled_length
+from hocket.speech.store import new_array
 
 Sums: TypeAlias = NDArray[np.float64]
 PIECE = 64  # utterances of one job
@@ -121,7 +122,7 @@ def write_store(
     firsts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     for kind in kinds:
         shape = (int(firsts[-1]), num_dims(kind, num_bins))
-        open_memmap(folder / f"{kind}.npy", mode="w+", dtype=np.float32, shape=shape)
+        new_array(folder / f"{kind}.npy", np.float32, shape)
     pieces = [
         _Piece(
             folder,

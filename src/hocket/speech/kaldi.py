@@ -21,7 +21,6 @@ from typing import IO, Any, Final
 
 import kaldiio
 import numpy as np
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from hocket.progress import progress
@@ -29,7 +28,7 @@ from hocket.speech.datadir import read_table, reasons
 from hocket.speech.errors import SpeechError
 from hocket.speech.features import Kind
 from hocket.speech.steps import digest
-from hocket.speech.store import FeatureStore
+from hocket.speech.store import FeatureStore, new_array
 
 KIND: Final[Kind] = "kaldi"
 Pdfs = NDArray[np.int32]
@@ -161,7 +160,7 @@ def _growing(path: Path) -> Iterator[Callable[[NDArray[np.float32]], None]]:
 
         yield append
     if rows:
-        made = open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, dims))
+        made = new_array(path, np.float32, (rows, dims))
         made[:] = np.memmap(raw, np.float32, "r", shape=(rows, dims))
     raw.unlink()
 
