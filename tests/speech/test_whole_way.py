@@ -232,3 +232,19 @@ def test_real_voices_go_the_whole_way(tmp_path: Path) -> None:
     assert hocket("decode", out, "--quiet") == 0
     found = json.loads((out / "decode" / "result.json").read_text())["score"]["errors"]
     assert found["substitutions"] + found["deletions"] + found["insertions"] <= 40
+
+
+def test_the_worst_utterances_can_be_looked_at_and_listened_to(
+    root: Path, run: Path, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (run / "decode").is_dir():
+        assert hocket("decode", run, "--quiet") == 0
+    page = root / "worst.html"
+    assert hocket("score", run, "--worst", 3, "--html", page) == 0
+    said = capsys.readouterr().out
+    text = page.read_text()
+    shown = said.count("REF:")
+    assert shown == text.count("<audio") <= 3
+    assert text.count("data:audio/wav;base64,UklGR") == shown  # RIFF
+    assert hocket("score", experiment, run) == 0
+    assert "difference" in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_what_was_imported_is_what_was_there(root: Path) -> None:
     labels = np.load(root / "exp" / "alignment" / "train.npy")
     theirs = kaldiio.load_scp(str(root / "train" / "feats.scp"))
     assert sorted(theirs) == store.ids
-    pdfs = {}
+    pdfs: dict[str, np.ndarray] = {}
     for part in (1, 2):
         with gzip.open(root / "train" / f"pdf.{part}.gz") as file:
             pdfs |= dict(kaldiio.load_ark(file))

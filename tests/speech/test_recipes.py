@@ -1,0 +1,139 @@
+"""Recipes: complete, valid, and what a task's folder brings along."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import hocket
+from hocket import config
+from hocket.cli import main
+from hocket.recipe import digest
+from hocket.recipe import main as recipe_main
+from hocket.speech.corpus.options import CorpusOptions
+from hocket.speech.features import num_dims
+from hocket.speech.gmm_training import GMMOptions
+from hocket.speech.prepare import PrepareOptions
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+pytestmark = pytest.mark.timeout(300)
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.parent.name}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["sweep", "assistant"])
+def test_recipes_are_valid(name: str) -> None:
+    recipe = module(RECIPES / name / "prepare.py").RECIPE
+    assert recipe.name == name
+    tables = config.read(recipe.train)
+    tables.pop("task")
+    config.build_parts({k: v for k, v in tables.items() if k != "model"}, hocket_task())
+
+
+def hocket_task() -> hocket.Task:
+    return config.build_task({"task": {"name": "synthetic"}})
+
+
+def prepared(folder: Path) -> Path:
+    """What training needs of a prepared experiment, without any audio."""
+    rng = np.random.default_rng(0)
+    for split, frames in (("train", 600), ("dev", 100)):
+        where = folder / "features" / split
+        where.mkdir(parents=True)
+        for kind in ("mfcc", "fbank"):
+            x = rng.normal(size=(frames, num_dims(kind))).astype(np.float32)
+            np.save(where / f"{kind}.npy", x)
+            np.save(where / f"{kind}.sums.npy", np.stack([x.sum(0), (x**2).sum(0)])[None])
+        row = {"id": "u", "speaker": "s", "words": [], "path": "", "first": 0, "frames": frames}
+        facts = {"sample_rate": 8000, "kinds": ["mfcc", "fbank"], "utterances": [row]}
+        (where / "index.json").write_text(json.dumps(facts))
+        (folder / "alignment").mkdir(exist_ok=True)
+        np.save(
+            folder / "alignment" / f"{split}.npy", rng.integers(4, size=frames).astype(np.int32)
+        )
+    facts = {"key": "k" * 24, "facts": {"senones": 4}}
+    (folder / "alignment" / "step.json").write_text(json.dumps(facts))
+    return folder
+
+
+TOML = """
+[task]
+context = 2
+batch_frames = 100
+[model]
+width = 8
+[optimizer]
+lr = 0.25
+[schedule]
+name = "exponential"
+epochs = 2
+final_factor = 0.5
+"""
+
+
+def test_a_tasks_folder_brings_its_settings(tmp_path: Path) -> None:
+    task = prepared(tmp_path / "task")
+    (task / "train.toml").write_text(TOML)
+    given = ["--set", "model.width=6", "--lr", "0.125", "--quiet"]
+    assert main(["simulate", str(task), "--learners", "2", "--strategy", "kstep", *given,
+                 "--out", str(tmp_path / "a")]) == 0  # fmt: skip
+    tables = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert tables["task"]["context"] == 2
+    assert tables["facts"]["inputs"] == 5 * 13  # mfcc: the first kind that was prepared
+    assert tables["model"]["width"] == 6
+    assert tables["optimizer"]["lr"] == 0.125
+    assert (tables["schedule"]["name"], tables["schedule"]["epochs"]) == ("exponential", 2)
+
+    hocket.simulate(str(task), cluster=1, optimizer={"momentum": 0.5}, out=tmp_path / "b",
+                    progress=False)  # fmt: skip
+    tables = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (tables["optimizer"]["lr"], tables["optimizer"]["momentum"]) == (0.25, 0.5)
+    assert tables["model"]["width"] == 8
+
+    (tmp_path / "mine.toml").write_text('[schedule]\nname = "constant"\n')  # drops the other's keys
+    assert main(["train", str(task), "--config", str(tmp_path / "mine.toml"), "--epochs", "1",
+                 "--quiet", "--out", str(tmp_path / "c")]) == 0  # fmt: skip
+    tables = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert tables["schedule"]["name"] == "constant"
+    assert "final_factor" not in tables["schedule"]
+
+
+def test_a_recipe_makes_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The smallest that can be aligned; then it is there, and the same command says so."""
+    recipe = dataclasses.replace(
+        module(RECIPES / "sweep" / "prepare.py").RECIPE,
+        corpus=CorpusOptions("digits", hours=0.03, held_out_hours=0.008, snr_db=None),
+        prepare=PrepareOptions(
+            lm_order=2,
+            gmm=GMMOptions(senones=66, mono_iterations=3, mono_gaussians=1, tri_iterations=2),
+        ),
+        frozen="0123456789ab",
+    )
+    out = tmp_path / "task"
+    assert recipe_main(recipe, [str(out), "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "another corpus" in said.err
+    assert digest(out / "corpus") in said.err
+    assert (out / "train.toml").read_text() == recipe.train.read_text()
+    same = dataclasses.replace(recipe, frozen=digest(out / "corpus"))
+    assert recipe_main(same, [str(out), "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "kept" in said.out
+    assert not said.err
+    small = ["--set", "model.width=16", "--epochs", "1", "--quiet"]
+    assert main(["train", str(out), *small, "--out", str(tmp_path / "run")]) == 0
+    tables = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert tables["task"]["context"] == 7
