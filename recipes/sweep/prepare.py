@@ -18,6 +18,7 @@ RECIPE = Recipe(
     # enough words to tell methods apart.
     PrepareOptions(gmm=GMMOptions(senones=135)),
     Path(__file__).with_name("train.toml"),
+    frozen="7252f7a05e6b",
 )
 
 if __name__ == "__main__":
