@@ -137,3 +137,13 @@ def test_a_recipe_makes_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["train", str(out), *small, "--out", str(tmp_path / "run")]) == 0
     tables = json.loads((tmp_path / "run" / "config.json").read_text())
     assert tables["task"]["context"] == 7
+
+
+def test_every_kind_of_features_can_be_asked_for_and_resumed(tmp_path: Path) -> None:
+    task = prepared(tmp_path / "task")
+    for kind in ("auto", "fbank"):
+        out = str(tmp_path / kind)
+        setting = ["--set", f"task.features={kind}", "--set", "model.width=4", "--quiet"]
+        assert main(["simulate", str(task), *setting, "--epochs", "1", "--out", out]) == 0
+        assert main(["simulate", "--resume", "--epochs", "2", "--quiet", "--out", out]) == 0
+    assert json.loads((tmp_path / "fbank" / "config.json").read_text())["facts"]["inputs"] == 440

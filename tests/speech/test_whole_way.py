@@ -196,7 +196,7 @@ def test_commands_say_what_is_missing(
         (("train", tmp_path, "--out", tmp_path / "r"), "preparation is not finished"),
         (("train", "nowhere", "--out", tmp_path / "r"), "neither 'synthetic' nor a folder made by"),
         (("prepare", tmp_path / "none", "--out", tmp_path / "e"), "no such folder"),
-        (("prepare", tmp_path, "--out", tmp_path / "e"), "no Kaldi data directory"),
+        (("prepare", tmp_path, "--out", tmp_path / "e"), "neither a Kaldi data directory"),
         (("decode", tmp_path), "is no run directory"),
         (("score", tmp_path), "holds no decoded words"),
         (("score", tmp_path / "x.hyp"), "give the reference"),

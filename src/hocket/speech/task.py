@@ -68,7 +68,7 @@ class SpeechTask(Task):
     experiment: str
     context: int = 5  # frames on each side: 11 in all
     batch_frames: int = 256
-    features: Kind | Literal["auto"] = "auto"  # auto: the first of `prepare --features`
+    features: Literal["auto", Kind] = "auto"  # auto: the first of `prepare --features`
     normalisation: Normalisation = "speaker"
     model: DNN = field(default_factory=DNN)
 
