@@ -5,8 +5,8 @@
 
 Makes the tasks if they are not there, trains every strategy that this version has with every seed,
 decodes, and writes OUT/table.md. What is finished is kept: an interrupted call goes on. Strategies
-that need several learners run in the simulator on as many equal learners, on one core: every frame
-is computed once, so the models are those of real learners and the times are the cluster's.
+that need several learners run in the simulator on as many equal learners: every frame is
+computed once, so the models are those of real learners and the times are the cluster's.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def run_one(
             seed=seed,
             out=folder,
             resume=begun,
+            threads=default_jobs(),
         )
     if not (folder / "decode" / "result.json").exists():
         decode_run(folder, split="test", jobs=default_jobs(), search=Search())

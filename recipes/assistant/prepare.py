@@ -12,7 +12,7 @@ from hocket.speech.prepare import PrepareOptions
 
 RECIPE = Recipe(
     "assistant",
-    CorpusOptions("assistant", hours=8.0, held_out_hours=0.5, snr_db=(5.0, 25.0)),
+    CorpusOptions("assistant", hours=6.0, held_out_hours=0.5, snr_db=(5.0, 25.0)),
     PrepareOptions(gmm=GMMOptions(senones=800)),
     Path(__file__).with_name("train.toml"),
     lm_text=True,

@@ -11,6 +11,7 @@ import pytest
 from helpers.audio import data_directory, tone, write_wav
 
 from hocket.speech.errors import SpeechError
+from hocket.speech.prepare import Preparation, PrepareOptions
 from hocket.speech.sources import deciding_files, is_source, read_source
 from hocket.speech.splits import read_splits
 
@@ -122,3 +123,14 @@ def test_kaldi_comes_first_and_nothing_is_said_to_be_nothing(tmp_path: Path) -> 
     assert not is_source(tmp_path / "empty")
     with pytest.raises(SpeechError, match="neither a Kaldi data directory"):
         read_splits(tmp_path / "empty", 0.1, print)
+
+
+def test_transcripts_without_spaces_are_cut_into_characters(tmp_path: Path) -> None:
+    data_directory(tmp_path / "d", {f"{s}{n}": "三五 二" for s in "ab" for n in range(9)})
+    options = PrepareOptions(units="character", held_out=0.2)
+    work = Preparation(tmp_path / "d", tmp_path / "e", options, 1, False, lambda _: None)
+    out = tmp_path / "e" / "data"
+    out.mkdir(parents=True)
+    work._data(out)
+    rows = json.loads((out / "train.json").read_text())
+    assert {tuple(row["words"]) for row in rows} == {("三", "五", "二")}
