@@ -166,6 +166,8 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         tables = config.read(args.out / "config.json")
     elif args.task is not None:
         tables = config.defaults(args.task)
+        if tables and not args.quiet:
+            print(f"settings: {Path(args.task) / config.DEFAULTS}, then the command line")
     if args.config:
         config.merge(tables, config.read(args.config))
     if args.task is not None:

@@ -248,3 +248,23 @@ def test_the_worst_utterances_can_be_looked_at_and_listened_to(
     assert text.count("data:audio/wav;base64,UklGR") == shown  # RIFF
     assert hocket("score", experiment, run) == 0
     assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_mandarin_digits_are_recognised_in_characters(tmp_path: Path) -> None:
+    """The published features, writing without spaces, and a corpus of another language."""
+    data, experiment, run = tmp_path / "data", tmp_path / "exp", tmp_path / "run"
+    hours = ("--hours", 0.15, "--held-out-hours", 0.03, "--clean", "--quiet")
+    assert hocket("corpus", "mandarin", "--out", data, *hours) == 0
+    options = ("--units", "character", "--lexicon", data / "lexicon.txt", "--lm-order", 2)
+    features = ("--features", "plp_pitch", "--senones", 90, "--quiet")
+    assert hocket("prepare", data, "--out", experiment, *options, *features) == 0
+    assert hocket("train", experiment, "--epochs", 8, "--lr", 0.2, "--out", run, "--quiet") == 0
+    config = json.loads((run / "config.json").read_text())
+    assert config["facts"]["inputs"] == 11 * 42  # the published input
+    assert hocket("decode", run, "--quiet") == 0
+    found = json.loads((run / "decode" / "result.json").read_text())["score"]
+    errors = found["errors"]
+    wrong = errors["substitutions"] + errors["deletions"] + errors["insertions"]
+    assert found["unit"] == "character"
+    assert wrong / errors["words"] < 0.4  # two in ten when it was written; a guess has nine

@@ -72,7 +72,7 @@ def _utterance(one: Shown) -> str:
     player = f'<p class="note">{escape(one.why_silent)}</p>'
     if one.audio is not None:
         data = base64.b64encode(one.audio).decode()
-        player = f'<audio controls preload="none" src="data:audio/wav;base64,{data}"></audio>'
+        player = f'<audio controls preload="metadata" src="data:audio/wav;base64,{data}"></audio>'
     rows = "".join(
         f"<tr><td>{heading}</td>"
         + "".join(f'<td class="{kind}">{escape(words[row])}</td>' for *words, kind in one.columns)

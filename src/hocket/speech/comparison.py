@@ -16,6 +16,7 @@ from typing import Final
 import kaldialign
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 
 from hocket.speech.scoring import Unit, Words, characters, check_same
 
@@ -109,12 +110,11 @@ class Mistake:
 
     def lines(self) -> list[str]:
         """Return three lines: reference, hypothesis, and what each column is."""
-        width = [max(len(r), len(h)) for r, h in self.pairs]
         rows = ["REF:", "HYP:", "    "]
-        for (ref, hyp), wide in zip(self.pairs, width, strict=True):
-            rows[0] += f" {ref:{wide}}"
-            rows[1] += f" {hyp:{wide}}"
-            rows[2] += f" {kind_of(ref, hyp):{wide}}"
+        for ref, hyp in self.pairs:
+            wide = max(cell_len(ref), cell_len(hyp))  # a Chinese character takes two columns
+            for row, text in enumerate((ref, hyp, kind_of(ref, hyp))):
+                rows[row] += " " + text + " " * (wide - cell_len(text))
         return [row.rstrip() for row in rows]
 
 
