@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -89,50 +88,32 @@ class Import:
     def _write(self, split: str, where: KaldiSplit, pdfs: dict[str, Pdfs] | None) -> int:
         """Write the features (and the alignment) of one split; return its frames."""
         table = feature_table(where.data)
-        speakers = _optional(where.data / "utt2spk")
-        texts = _optional(where.data / "text")
-        folder = self.out / "features" / split
-        folder.mkdir(parents=True, exist_ok=True)
         names = [n for n in sorted(table) if pdfs is None or self._has(n, pdfs)]
-        if not names:
-            raise SpeechError(
-                f"{where.data}: not one utterance has features and an alignment. "
-                f"{reasons(self.left_out)}"
-            )
-        index: list[dict[str, Any]] = []
-        sums, labels, first = [], [], 0
-        with (
-            _growing(folder / f"{KIND}.npy") as append,
-            progress(f"importing {split}", len(names), unit="utterances", wanted=self.show) as go,
-        ):
+        speakers, texts = (_optional(where.data / name) for name in ("utt2spk", "text"))
+        writer = _StoreWriter(self.out / "features" / split)
+        title = f"importing {split}"
+        with writer, progress(title, len(names), unit="utterances", wanted=self.show) as advance:
             for name in names:
-                go(1.0)
+                advance(1.0)
                 x = load_matrix(table[name], name)
-                mine = None if pdfs is None else pdfs[name]
-                if mine is not None and len(mine) != len(x):
-                    why = f"{len(x)} frames of features, {len(mine)} of alignment"
+                labels = None if pdfs is None else pdfs[name]
+                if labels is not None and len(labels) != len(x):
+                    why = f"{len(x)} frames of features, {len(labels)} of alignment"
                     self.left_out[name] = why
                     continue
-                append(x)
-                sums.append(np.stack([x.sum(0), np.square(x).sum(0)], dtype=np.float64))
-                if mine is not None:
-                    labels.append(mine)
                 words = texts.get(name, "").split()
-                row = {"id": name, "speaker": speakers.get(name, name), "words": words}
-                index.append(row | {"path": "", "first": first, "frames": len(x)})
-                first += len(x)
-        if not index:
+                writer.add({"id": name, "speaker": speakers.get(name, name), "words": words}, x)
+                if labels is not None:
+                    writer.labels.append(labels)
+        if not writer.frames:
             raise SpeechError(
-                f"{where.data}: features and alignments never have the same length. "
-                f"{reasons(self.left_out)}"
+                f"{where.data}: not one utterance has features and an alignment of the same "
+                f"length. {reasons(self.left_out)}"
             )
-        np.save(folder / f"{KIND}.sums.npy", np.stack(sums))
-        facts = {"sample_rate": 0, "kinds": [KIND], "utterances": index}
-        (folder / "index.json").write_text(json.dumps(facts))
         if pdfs is not None:
             path = self.out / "alignment" / f"{split}.npy"
-            np.save(path, np.concatenate(labels).astype(np.int32))
-        return first
+            np.save(path, np.concatenate(writer.labels).astype(np.int32))
+        return writer.frames
 
     def _has(self, name: str, pdfs: dict[str, Pdfs]) -> bool:
         if name not in pdfs:
@@ -140,29 +121,44 @@ class Import:
         return name in pdfs
 
 
-@contextmanager
-def _growing(path: Path) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-    """Write a float32 matrix row by row; its length is known at the end only."""
-    raw = path.with_suffix(".raw")
-    dims = rows = 0
+class _StoreWriter:
+    """Writes a feature store utterance by utterance; its length is known at the end only."""
 
-    with raw.open("wb") as file:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.frames = self.dims = 0
+        self.labels: list[Pdfs] = []
+        self._index: list[dict[str, Any]] = []
+        self._sums: list[NDArray[np.float64]] = []
+        self._raw = folder / f"{KIND}.raw"
 
-        def append(x: NDArray[np.float32]) -> None:
-            nonlocal dims, rows
-            if rows and x.shape[1] != dims:
-                raise SpeechError(
-                    f"features of {dims} and of {x.shape[1]} numbers a frame: are there two "
-                    "kinds in feats.scp?"
-                )
-            dims, rows = x.shape[1], rows + len(x)
-            file.write(np.ascontiguousarray(x, np.float32).tobytes())
+    def __enter__(self) -> _StoreWriter:
+        self._file = self._raw.open("wb")
+        return self
 
-        yield append
-    if rows:
-        made = new_array(path, np.float32, (rows, dims))
-        made[:] = np.memmap(raw, np.float32, "r", shape=(rows, dims))
-    raw.unlink()
+    def add(self, row: dict[str, Any], x: NDArray[np.float32]) -> None:
+        """Append one utterance."""
+        if self.dims not in (0, x.shape[1]):
+            raise SpeechError(
+                f"{row['id']!r} has {x.shape[1]} numbers a frame, others {self.dims}: are there "
+                "two kinds of features in feats.scp?"
+            )
+        self._index.append(row | {"path": "", "first": self.frames, "frames": len(x)})
+        self._sums.append(np.stack([x.sum(0), np.square(x).sum(0)], dtype=np.float64))
+        self._file.write(np.ascontiguousarray(x, np.float32).tobytes())
+        self.dims, self.frames = x.shape[1], self.frames + len(x)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._file.close()
+        if kind is None and self.frames:
+            shape = (self.frames, self.dims)
+            made = new_array(self.folder / f"{KIND}.npy", np.float32, shape)
+            made[:] = np.memmap(self._raw, np.float32, "r", shape=shape)
+            np.save(self.folder / f"{KIND}.sums.npy", np.stack(self._sums))
+            facts = {"sample_rate": 0, "kinds": [KIND], "utterances": self._index}
+            (self.folder / "index.json").write_text(json.dumps(facts))
+        self._raw.unlink()
 
 
 def _optional(path: Path) -> dict[str, str]:

@@ -127,8 +127,10 @@ class Preparation:
     # ------------------------------------------------------------------ data
 
     def _data_inputs(self) -> Facts:
-        folders = [self.source / s for s in SPLITS if (self.source / s).is_dir()]
-        files = [path for folder in folders or [self.source] for path in deciding_files(folder)]
+        folders = [self.source]
+        if (self.source / "train").is_dir():
+            folders = [self.source / s for s in SPLITS if (self.source / s).is_dir()]
+        files = [path for folder in folders for path in deciding_files(folder)]
         return {
             "files": [file_state(path) for path in files],
             "held_out": self.options.held_out,
