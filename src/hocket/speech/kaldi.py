@@ -145,7 +145,8 @@ class _StoreWriter:
                 "two kinds of features in feats.scp?"
             )
         self._index.append(row | {"path": "", "first": self.frames, "frames": len(x)})
-        self._sums.append(np.stack([x.sum(0), np.square(x).sum(0)], dtype=np.float64))
+        wide = x.astype(np.float64)
+        self._sums.append(np.stack([wide.sum(0), np.square(wide).sum(0)]))
         self._file.write(np.ascontiguousarray(x, np.float32).tobytes())
         self.dims, self.frames = x.shape[1], self.frames + len(x)
 
