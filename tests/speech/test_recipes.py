@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.features import num_dims
 from hocket.speech.gmm_training import GMMOptions
 from hocket.speech.prepare import PrepareOptions
+from hocket.strategies import STRATEGIES
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 pytestmark = pytest.mark.timeout(300)
@@ -30,6 +32,7 @@ def module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # dataclasses look their module up
     spec.loader.exec_module(found)
     return found
 
@@ -147,3 +150,43 @@ def test_every_kind_of_features_can_be_asked_for_and_resumed(tmp_path: Path) -> 
         assert main(["simulate", str(task), *setting, "--epochs", "1", "--out", out]) == 0
         assert main(["simulate", "--resume", "--epochs", "2", "--quiet", "--out", out]) == 0
     assert json.loads((tmp_path / "fbank" / "config.json").read_text())["facts"]["inputs"] == 440
+
+
+def test_the_table_runs_every_strategy_and_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All but the corpus and the decoder, which other tests run, is real."""
+    table = module(RECIPES / "table.py")
+    decoded: list[Path] = []
+
+    def fake_result(folder: Path) -> None:
+        errors = {"words": 100, "substitutions": 12, "deletions": 0, "insertions": 0}
+        folder.mkdir(exist_ok=True)
+        score = {"errors": errors, "low": 0.1, "high": 0.2}
+        (folder / "result.json").write_text(json.dumps({"score": score}))
+
+    def fake_decode(run: Path, **_: object) -> None:
+        decoded.append(run)
+        fake_result(run / "decode")
+
+    class FakeRecipe:
+        def make(self, out: Path) -> None:
+            if not out.exists():
+                (prepared(out) / "train.toml").write_text(TOML)
+                fake_result(out / "gmm")
+
+    monkeypatch.setattr(table, "recipe_of", lambda name: FakeRecipe())
+    monkeypatch.setattr(table, "decode_run", fake_decode)
+    monkeypatch.setattr(table, "STRATEGIES", {k: STRATEGIES[k] for k in ("sequential", "kstep")})
+    out = tmp_path / "results"
+    arguments = ["table", "--tasks", str(tmp_path / "exp"), "--out", str(out), "--learners", "2"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--seeds", "2", "--epochs", "1"])
+    assert table.main() == 0
+    text = (out / "table.md").read_text()
+    assert text.count("`sequential` | 1 | 1.0 |") == 2  # on sweep and on assistant
+    assert text.count("`kstep` | 2 |") == 2
+    assert "±" in text
+    assert text.count("12.0%") == 6
+    assert len(decoded) == 8
+    assert table.main() == 0
+    assert len(decoded) == 8  # nothing is done twice
