@@ -83,12 +83,12 @@ def run_one(
 ) -> Path:
     """Train and decode one run, unless it is there."""
     folder = out / f"{strategy}-{learners}-seed{seed}"
-    if not (folder / "model.safetensors").exists():
+    if not _ended(folder):
         schedule = config.defaults(str(task)).get("schedule", {})
         if epochs is not None:
             schedule["epochs"] = epochs
         begun = any((folder / "checkpoints").glob("[0-9]*"))
-        hocket.simulate(
+        result = hocket.simulate(
             str(task),
             strategy=strategy,
             cluster=learners,
@@ -98,9 +98,18 @@ def run_one(
             resume=begun,
             threads=default_jobs(),
         )
+        if result.stopped:  # by Ctrl-C, with a checkpoint
+            raise KeyboardInterrupt
     if not (folder / "decode" / "result.json").exists():
         decode_run(folder, split="test", jobs=default_jobs(), search=Search())
     return folder
+
+
+def _ended(folder: Path) -> bool:
+    """True if a run came to its end; one that was stopped has a model, too."""
+    if not (folder / "model.safetensors").exists():
+        return False
+    return not read_run(folder).summary["stopped"]
 
 
 def row_of(folders: list[Path], strategy: str, learners: int) -> Row:
@@ -184,6 +193,9 @@ def main() -> int:
     except HocketError as error:
         print(f"table: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("table: stopped; the same command goes on", file=sys.stderr)
+        return 130
     parts = [
         p.read_text() for p in (args.out / "sweep.md", args.out / "assistant.md") if p.exists()
     ]

@@ -181,6 +181,11 @@ def test_the_table_runs_every_strategy_and_keeps_what_is_done(
     out = tmp_path / "results"
     arguments = ["table", "--tasks", str(tmp_path / "exp"), "--out", str(out), "--learners", "2"]
     monkeypatch.setattr("sys.argv", [*arguments, "--seeds", "2", "--epochs", "1"])
+    with monkeypatch.context() as patch:  # Ctrl-C: a stopped run is neither decoded nor believed
+        stopped = type("Stopped", (), {"stopped": True})
+        patch.setattr(table.hocket, "simulate", lambda *_, **__: stopped)
+        assert table.main() == 130
+        assert not decoded
     assert table.main() == 0
     text = (out / "table.md").read_text()
     assert text.count("`sequential` | 1 | 1.0 |") == 2  # on sweep and on assistant
