@@ -1,6 +1,6 @@
 """How many times faster than real time each part of the speech side is, on one core.
 
-    python benchmarks/speech.py [--hours 0.1] [--repeats 3]
+    python benchmarks/speech.py [--corpus assistant] [--hours 0.1] [--repeats 3]
 
 One process each, so the figures are per core. The parts are run one after another, and the whole
 round is repeated; the table gives the median and the range.
@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from hocket.speech import alignment, lm
+from hocket.speech import alignment
 from hocket.speech.alignment import GMMHMM, Corpus, Pass
 from hocket.speech.corpus.build import build
 from hocket.speech.corpus.options import CorpusOptions
@@ -28,22 +28,25 @@ from hocket.speech.extraction import common_sample_rate, write_store
 from hocket.speech.features import Kind
 from hocket.speech.gmm_training import GMMOptions, Trainer, collect
 from hocket.speech.graph import decoding_graph
+from hocket.speech.language import LanguageSource
 from hocket.speech.lexicon import lexicon_for
 from hocket.speech.store import FeatureStore
 
+SCALE = 0.1  # about what tuning chooses
 GOALS = {"corpus": 100, "fbank": 300, "alignment": 100, "decoding": 50}
 
 
 def main() -> None:
     """Prepare once, then time the parts."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--corpus", default="assistant", help="or digits")
     arguments.add_argument("--hours", type=float, default=0.1)
     arguments.add_argument("--repeats", type=int, default=3)
     given = arguments.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        options = CorpusOptions("digits", given.hours, held_out_hours=0.03)
+        options = CorpusOptions(given.corpus, given.hours, held_out_hours=0.03)
         build(options, root / "data", show=False)
         parts = prepare(root)
         factors: dict[str, list[float]] = {name: [] for name in ("corpus", *parts)}
@@ -89,10 +92,14 @@ def prepare(root: Path) -> dict[str, tuple[float, Callable[[], object]]]:
     mono = trainer("mono")
     trainer("tri").triphones(mono.monophones(), mono.alignment)
     model = GMMHMM.load(root / "tri")
+    text = root / "data" / "lm.txt"
     for order in (2, 3):
-        language = lm.estimate(store.words, lexicon.words, order)
+        source = LanguageSource(order, str(text) if text.exists() else "")
+        language, words = source.model(store.words, lexicon, model.senones.phones, "cmudict")
         (root / f"graph{order}").mkdir()
-        decoding_graph(lexicon, language, model.senones, model.loop).write(root / f"graph{order}")
+        graph = decoding_graph(words, language, model.senones, model.loop)
+        graph.write(root / f"graph{order}")
+        print(f"{order}-gram: {len(graph.words):,} words, {graph.fst.num_states:,} states")
     alignment.new_alignment(root / "again.npy", store)
     what = Pass(corpus, root / "again.npy", root / "tri")
     seconds = store.seconds
@@ -100,10 +107,11 @@ def prepare(root: Path) -> dict[str, tuple[float, Callable[[], object]]]:
     def decode(order: int) -> object:
         scorer = GMMScorer(root, root / "tri", "speaker")
         decoder = Decoder(scorer, root / f"graph{order}", show=False)
-        return decoder.decode("train", [Setting(0.07, 0.0)])
+        return decoder.decode("train", [Setting(SCALE, 0.0)])
 
     return {
         "fbank": (seconds, lambda: features(("fbank",), "fbank-only")),
+        "plp_pitch": (seconds, lambda: features(("plp_pitch",), "published")),
         "alignment": (
             seconds,
             lambda: collect(what, numbers, realign=True, title="", jobs=1, show=False),

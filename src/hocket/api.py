@@ -47,7 +47,8 @@ def train(
 ) -> Result:
     """Train in real processes on this host.
 
-    `task` is a `Task` of one's own, a folder made by `hocket prepare`, or "synthetic".
+    `task` is a `Task` of one's own, a folder made by `hocket prepare`, or "synthetic"; what a
+    folder's train.toml sets holds unless it is given here.
     Further keywords are those of the `[runtime]` table. Learners are separate processes: a script
     must guard its entry point with `if __name__ == "__main__":`, and the task must pickle.
     """
@@ -101,20 +102,21 @@ def _experiment(
     schedule: Schedule | Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Experiment:
-    tables: dict[str, Mapping[str, Any]] = {"runtime": options}
+    tables: dict[str, dict[str, Any]] = config.defaults(task) if isinstance(task, str) else {}
+    config.merge(tables, {"runtime": options})
     objects: dict[str, Any] = {}
     for name, given in (("strategy", strategy), ("optimizer", optimizer), ("schedule", schedule)):
         if isinstance(given, str):
-            tables[name] = {"name": given}
+            config.rename(tables, name, given)
         elif isinstance(given, Mapping):
-            tables[name] = given
+            config.merge(tables, {name: given})
         elif given is not None:
             objects[name] = given
     if "strategy" in objects and "optimizer" not in objects:
         usual = getattr(objects["strategy"], "usual_optimizer", "sgd")
         tables["optimizer"] = {"name": usual} | dict(tables.get("optimizer", {}))
     if isinstance(task, str):
-        tables["task"] = config.task_table(task)
+        config.merge(tables, {"task": config.task_table(task)})
         own = None
     else:
         own = task

@@ -167,7 +167,7 @@ def _run_options(command: argparse.ArgumentParser) -> None:
 
 
 def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Put the configuration together: saved run, then file, then flags, then --set."""
+    """Put the configuration together: saved run or the task's own, file, flags, then --set."""
     tables: dict[str, dict[str, Any]] = {}
     replayed: Path | None = getattr(args, "replay", None)
     if args.resume and replayed:
@@ -176,9 +176,12 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if source is not None:
         rundir.saved_config(source)
         tables = config.read(source / "config.json")
+    elif args.task is not None:
+        tables = config.defaults(args.task)
+        if tables and not args.quiet:
+            print(f"settings: {Path(args.task) / config.DEFAULTS}, then the command line")
     if args.config:
-        for name, table in config.read(args.config).items():
-            tables.setdefault(name, {}).update(table)
+        config.merge(tables, config.read(args.config))
     if args.task is not None:
         chosen = config.task_table(args.task)
         config.rename(tables, "task", chosen["name"])
@@ -353,8 +356,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # a full disk, a lost mount
-        print(f"hocket: {error}; checkpoints written so far are kept", file=sys.stderr)
+        print(f"hocket: {error}; what was finished or checkpointed is kept", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("hocket: ended at once; checkpoints written so far are kept", file=sys.stderr)
+        print("hocket: ended at once; what was finished or checkpointed is kept", file=sys.stderr)
         return STOPPED

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from hocket import cli_kaldi
 from hocket.errors import ConfigError, HocketError
 from hocket.parallel import default_jobs
 
 _CORPUS = """\
-Speaks connected digits with espeak-ng: many voices, accents, rates and pitches; rooms and noise;
-train, dev and test with different voices and noise, half of the speakers women. The same seed gives
-the same audio. Needs the extra: pip install 'hocket[corpus]'.
+Speaks with espeak-ng: many voices, accents, rates and pitches; rooms and noise; train, dev and test
+with different voices and noise, half of the speakers women. The same seed gives the same audio.
+Needs the extra: pip install 'hocket[corpus]'.
 
 examples:
   hocket corpus digits --out data/digits --hours 0.5 --snr 5:20
+  hocket corpus assistant --out data/assistant --hours 1     # set an alarm for half past seven
   hocket corpus digits --out data/clean --hours 0.2 --clean
 
 what comes out:
   DIR/train DIR/dev DIR/test   Kaldi data directories; phones.ctm holds the phoneme times
   DIR/lexicon.txt              the synthesiser's own pronunciations
+  DIR/lm.txt                   text for a language model (assistant)
 """
 
 _PREPARE = """\
 From audio to what a network is trained on: features, a lexicon, a GMM-HMM (flat start, monophones,
 tied triphones), an alignment, a decoding graph, and the GMM-HMM's own word error rate.
 
-DATA holds the Kaldi data directories train, dev and test, or is one itself; what is missing is held
-out of train. Each step is kept until its input or its options change, so an interrupted or repeated
-call goes on where it must. Bad utterances are left out, counted, and listed in EXP/left_out.txt.
+DATA holds the folders train, dev and test, or is speech data itself: a Kaldi data directory, lhotse
+cuts, or a plain folder of wav and flac files with NAME.txt beside each (or one transcripts.txt).
+What is missing is held out of train. Each step is kept until its input or its options change, so an
+interrupted or repeated call goes on where it must. Bad utterances are left out, counted, and listed
+in EXP/left_out.txt.
 
 examples:
   hocket prepare data/digits --out exp/digits
@@ -51,17 +51,23 @@ Recognises with the network that a run ended with. Acoustic scale and word penal
 examples:
   hocket decode runs/digits
   hocket decode runs/digits --split dev --beam 15
+  hocket decode runs/digits --write-loglikes out.ark     # for Kaldi's own decoder
 
 writes RUN/decode/test.hyp (Kaldi's text format) and RUN/decode/result.json
 """
 
+
 _SCORE = """\
-Word error rate with a 95 % bootstrap interval, errors by kind and by speaker.
+Word error rate with a 95 % bootstrap interval, errors by kind and by speaker; or, of two systems,
+whether one is better (paired bootstrap over the utterances).
 
 examples:
   hocket score runs/digits                               # a decoded run, or a prepared experiment
+  hocket score runs/digits --worst 10                    # ... and where it went wrong
+  hocket score runs/digits --html worst.html             # ... to look at and to listen to
+  hocket score runs/alone runs/four                      # is the second better?
   hocket score my.hyp --ref data/digits/test/text        # any two files in Kaldi's text format
-  hocket score my.hyp --ref data/digits/test             # ... with speakers from utt2spk
+  hocket score my.hyp --ref data/digits/test --cer       # ... characters; speakers from utt2spk
 """
 
 
@@ -70,7 +76,13 @@ def add_commands(commands: Any) -> None:
     _add_corpus(_command(commands, "corpus", "make a corpus of synthetic speech", _CORPUS))
     _add_prepare(_command(commands, "prepare", "make an experiment of a corpus", _PREPARE))
     _add_decode(_command(commands, "decode", "recognise with a trained network", _DECODE))
-    _add_score(_command(commands, "score", "count word errors", _SCORE))
+    cli_kaldi.add_import(
+        _command(commands, "import", "make an experiment of Kaldi's files", cli_kaldi.IMPORT)
+    )
+    cli_kaldi.add_export(
+        _command(commands, "export", "write an experiment as Kaldi's files", cli_kaldi.EXPORT)
+    )
+    _add_score(_command(commands, "score", "count word errors, compare systems", _SCORE))
 
 
 def _command(commands: Any, name: str, short: str, text: str) -> argparse.ArgumentParser:
@@ -107,7 +119,11 @@ def needs(error: ImportError) -> HocketError:
 
 def _add_corpus(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("kind", choices=["digits"], help="what is said")
+    add(
+        "kind",
+        metavar="KIND",
+        help="digits (11 words), assistant (sentences of some 1,300 words), mandarin (digits)",
+    )
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     add("--hours", type=float, default=0.5, metavar="H", help="of training speech (default 0.5)")
     add(
@@ -163,7 +179,7 @@ def _snr(text: str) -> tuple[float, float]:
 
 def _add_prepare(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("data", type=Path, metavar="DATA", help="a folder of Kaldi data directories, or one")
+    add("data", type=Path, metavar="DATA", help="Kaldi, lhotse, or a plain folder")
     add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
     add(
         "--lexicon",
@@ -172,6 +188,14 @@ def _add_prepare(command: argparse.ArgumentParser) -> None:
         help="cmudict (espeak-ng fills its gaps), espeak, or a file (default cmudict)",
     )
     add("--senones", type=int, default=200, metavar="N", help="outputs of the network (200)")
+    add(
+        "--features",
+        default="fbank",
+        metavar="KINDS",
+        help="what networks read, the default first: fbank (default), mfcc, plp, pitch, or "
+        "plp_pitch (13 PLP and pitch with deltas, 42 in all); several with commas",
+    )
+    add("--resample", type=int, metavar="HZ", help="bring all audio to 8000 or 16000 Hz")
     add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (40)")
     add(
         "--normalisation",
@@ -179,7 +203,15 @@ def _add_prepare(command: argparse.ArgumentParser) -> None:
         default="speaker",
         help="mean and variance per speaker (default) or utterance, for the GMM-HMM",
     )
-    add("--lm-order", type=int, default=3, metavar="N", help="of the n-gram (3)")
+    add(
+        "--units",
+        choices=["word", "character"],
+        default="word",
+        help="character: transcripts without spaces; the error rate is then of characters",
+    )
+    add("--lm-order", type=int, metavar="N", help="of the n-gram (3)")
+    add("--lm-text", default="", metavar="FILE", help="sentences to add to the transcripts for it")
+    add("--arpa", default="", metavar="FILE", help="a finished n-gram instead")
     add(
         "--held-out",
         type=float,
@@ -196,11 +228,18 @@ def _prepare(args: argparse.Namespace) -> int:
         from hocket.speech.prepare import Preparation, PrepareOptions
     except ImportError as error:
         raise needs(error) from error
+    if args.arpa and args.lm_order is not None:
+        raise ConfigError(f"--lm-order cannot take effect: {args.arpa} has its own; leave it out")
     options = PrepareOptions(
         lexicon=args.lexicon,
+        features=tuple(args.features.split(",")),
         num_bins=args.num_bins,
+        resample=args.resample,
         normalisation=args.normalisation,
-        lm_order=args.lm_order,
+        lm_order=3 if args.lm_order is None else args.lm_order,
+        lm_text=args.lm_text,
+        arpa=args.arpa,
+        units=args.units,
         held_out=args.held_out,
         gmm=GMMOptions(senones=args.senones),
     )
@@ -217,8 +256,14 @@ def _add_decode(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, metavar="RUN", help="a run directory of `hocket train EXP`")
     add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
-    add("--beam", type=float, default=12.0, metavar="X", help="wider is slower and surer (12)")
-    add("--max-active", type=int, default=3000, metavar="N", help="paths kept per frame (3000)")
+    add("--beam", type=float, default=10.0, metavar="X", help="wider is slower and surer (10)")
+    add(
+        "--write-loglikes",
+        type=Path,
+        metavar="ARK",
+        help="write log-likelihoods for Kaldi's latgen-faster-mapped instead of decoding",
+    )
+    add("--max-active", type=int, default=2000, metavar="N", help="paths kept per frame (2000)")
     add(
         "--priors",
         choices=["alignment", "posterior"],
@@ -235,6 +280,8 @@ def _decode(args: argparse.Namespace) -> int:
         from hocket.speech.recognition import decode_run
     except ImportError as error:
         raise needs(error) from error
+    if args.write_loglikes is not None:
+        return _write_loglikes(args)
     found = decode_run(
         args.run,
         split=args.split,
@@ -255,85 +302,35 @@ def _decode(args: argparse.Namespace) -> int:
     return 0
 
 
+def _write_loglikes(args: argparse.Namespace) -> int:
+    from hocket.speech.recognition import loglikes
+
+    try:
+        from hocket.speech.kaldi import write_matrices
+    except ImportError as error:
+        raise cli_kaldi.missing(error) from error
+    split, matrices = loglikes(args.run, args.split, priors=args.priors, show=not args.quiet)
+    count = write_matrices(args.write_loglikes, matrices)
+    print(f"{count:,} utterances of {split} in {args.write_loglikes} (and .scp beside it)")
+    return 0
+
+
 def _add_score(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("what", type=Path, metavar="WHAT", help="a decoded run, an experiment, or a .hyp file")
+    add("what", type=Path, nargs="+", metavar="WHAT", help="decoded runs, experiments, .hyp files")
     add("--ref", type=Path, metavar="TEXT", help="the reference, if WHAT is a file")
+    add("--cer", action="store_true", help="count characters, not words (files only)")
+    add("--worst", type=int, metavar="N", help="show the N utterances with the most errors")
+    add("--html", type=Path, metavar="PAGE", help="a page of the worst ones with audio players")
     add("--json", action="store_true", help="for programs")
 
 
 def _score(args: argparse.Namespace) -> int:
     try:
-        from hocket.speech.evaluation import Evaluation
-        from hocket.speech.scoring import Score, score
+        from hocket import cli_score
     except ImportError as error:
         raise needs(error) from error
-    found: Score
-    if args.what.is_dir():
-        if args.ref is not None:
-            raise ConfigError("--ref cannot take effect: a run has its own reference")
-        inner = next((d for d in ("decode", "gmm") if (args.what / d).is_dir()), None)
-        if inner is None:
-            raise ConfigError(
-                f"{args.what} holds no decoded words: first `hocket decode {args.what}`"
-            )
-        evaluation = Evaluation.read(args.what / inner)
-        found, title = evaluation.score, f"{evaluation.system}, {evaluation.split}"
-    else:
-        found = _score_files(args, score)
-        title = args.what.name
-    if args.json:
-        print(json.dumps(_as_json(found), indent=1))
-        return 0
-    print(f"{title}: {found}")
-    print(f"{found.wrong_utterances:,} of {found.utterances:,} utterances have an error")
-    if len(found.speakers) > 1:
-        Console(soft_wrap=True).print(_speaker_table(found))
-    return 0
-
-
-def _score_files(args: argparse.Namespace, score: Any) -> Any:
-    from hocket.speech.datadir import read_table
-
-    if args.ref is None:
-        raise ConfigError(f"give the reference of {args.what}: --ref data/test/text")
-    text, speakers = args.ref, None
-    if args.ref.is_dir():
-        text = args.ref / "text"
-        if (args.ref / "utt2spk").exists():
-            speakers = read_table(args.ref / "utt2spk")
-    refs = {k: v.split() for k, v in read_table(text).items()}
-    hyps = {k: v.split() for k, v in read_table(args.what).items()}
-    return score(refs, hyps, speakers)
-
-
-def _as_json(found: Any) -> dict[str, Any]:
-    def errors(e: Any) -> dict[str, Any]:
-        kinds = ("words", "substitutions", "deletions", "insertions")
-        return {"wer": e.rate} | {k: getattr(e, k) for k in kinds}
-
-    return errors(found.errors) | {
-        "low": found.low,
-        "high": found.high,
-        "speakers": {who: errors(e) for who, e in found.speakers.items()},
-    }
-
-
-def _speaker_table(found: Any) -> Table:
-    table = Table(box=box.SIMPLE)
-    table.add_column("speaker")
-    for heading in ("words", "sub", "del", "ins", "WER"):
-        table.add_column(heading, justify="right")
-    for who, e in sorted(found.speakers.items(), key=lambda kv: -kv[1].rate):
-        table.add_row(
-            who,
-            f"{e.words:,}",
-            str(e.substitutions),
-            str(e.deletions),
-            str(e.insertions),
-            f"{e.rate:.1%}",
-        )
-    return table
+    return cli_score.run(args)
 
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
@@ -341,4 +338,6 @@ COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "prepare": _prepare,
     "decode": _decode,
     "score": _score,
+    "import": cli_kaldi.run_import,
+    "export": cli_kaldi.run_export,
 }

@@ -34,6 +34,7 @@ from hocket.speech.task import SpeechTask, is_experiment
 from hocket.strategies import STRATEGIES
 from hocket.task import Task
 
+DEFAULTS: Final = "train.toml"  # in a task's folder: what its recipe sets
 T = TypeVar("T")
 Table = Mapping[str, Any]
 
@@ -90,6 +91,24 @@ def task_table(name: str) -> dict[str, Any]:
         + (" That folder's preparation is not finished." if Path(name).is_dir() else "")
         + nearest(name, TASKS)
     )
+
+
+def defaults(name: str) -> dict[str, dict[str, Any]]:
+    """Return the settings that a task's folder brings along, if it does."""
+    path = Path(name) / DEFAULTS
+    if name in TASKS or not path.is_file():
+        return {}
+    tables = read(path)
+    tables.setdefault("task", {})["name"] = "speech"
+    return tables
+
+
+def merge(tables: dict[str, dict[str, Any]], more: Mapping[str, Table]) -> None:
+    """Let `more` override; a table that chooses another name loses the keys of the one before."""
+    for table, values in more.items():
+        if "name" in values:
+            rename(tables, table, values["name"])
+        tables.setdefault(table, {}).update(values)
 
 
 def rename(tables: dict[str, dict[str, Any]], table: str, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -54,19 +55,38 @@ def ordered_map(
     pool = ProcessPoolExecutor(
         max(1, min(jobs, len(pieces))),
         mp_context=context,
-        initializer=torch.set_num_threads,
-        initargs=(1,),
+        initializer=_begin_worker,
         max_tasks_per_child=1 if fresh else None,
     )
+    finished = False
     try:
         yield from pool.map(function, pieces)
+        finished = True
     except BrokenProcessPool as error:
         raise WorkerDiedError(
             f"a process died while {what}: out of memory, or ended from outside. Run the command "
             f"again: what is finished is kept (fewer processes at once: --jobs {max(1, jobs // 2)})"
         ) from error
     finally:
+        if not finished:
+            _end_workers(pool)
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """One thread; and Ctrl-C is the parent's affair, although a terminal sends it to all."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end_workers(pool: ProcessPoolExecutor) -> None:
+    """End workers that nobody waits for any more.
+
+    Asked politely they would finish their piece first, and a second Ctrl-C meanwhile leaves the
+    pool half shut down: the program then never ends.
+    """
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.terminate()
 
 
 def _alone(function: Callable[[T], R], piece: T) -> R:

@@ -215,7 +215,7 @@ def test_commands_say_what_is_missing(
         (("train", tmp_path, "--out", tmp_path / "r"), "preparation is not finished"),
         (("train", "nowhere", "--out", tmp_path / "r"), "neither 'synthetic' nor a folder made by"),
         (("prepare", tmp_path / "none", "--out", tmp_path / "e"), "no such folder"),
-        (("prepare", tmp_path, "--out", tmp_path / "e"), "no Kaldi data directory"),
+        (("prepare", tmp_path, "--out", tmp_path / "e"), "neither a Kaldi data directory"),
         (("decode", tmp_path), "is no run directory"),
         (("score", tmp_path), "holds no decoded words"),
         (("score", tmp_path / "x.hyp"), "give the reference"),
@@ -251,3 +251,39 @@ def test_real_voices_go_the_whole_way(tmp_path: Path) -> None:
     assert hocket("decode", out, "--quiet") == 0
     found = json.loads((out / "decode" / "result.json").read_text())["score"]["errors"]
     assert found["substitutions"] + found["deletions"] + found["insertions"] <= 40
+
+
+def test_the_worst_utterances_can_be_looked_at_and_listened_to(
+    root: Path, run: Path, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (run / "decode").is_dir():
+        assert hocket("decode", run, "--quiet") == 0
+    page = root / "worst.html"
+    assert hocket("score", run, "--worst", 3, "--html", page) == 0
+    said = capsys.readouterr().out
+    text = page.read_text()
+    shown = said.count("REF:")
+    assert shown == text.count("<audio") <= 3
+    assert text.count("data:audio/wav;base64,UklGR") == shown  # RIFF
+    assert hocket("score", experiment, run) == 0
+    assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_mandarin_digits_are_recognised_in_characters(tmp_path: Path) -> None:
+    """The published features, writing without spaces, and a corpus of another language."""
+    data, experiment, run = tmp_path / "data", tmp_path / "exp", tmp_path / "run"
+    hours = ("--hours", 0.15, "--held-out-hours", 0.03, "--clean", "--quiet")
+    assert hocket("corpus", "mandarin", "--out", data, *hours) == 0
+    options = ("--units", "character", "--lexicon", data / "lexicon.txt", "--lm-order", 2)
+    features = ("--features", "plp_pitch", "--senones", 90, "--quiet")
+    assert hocket("prepare", data, "--out", experiment, *options, *features) == 0
+    assert hocket("train", experiment, "--epochs", 8, "--lr", 0.2, "--out", run, "--quiet") == 0
+    config = json.loads((run / "config.json").read_text())
+    assert config["facts"]["inputs"] == 11 * 42  # the published input
+    assert hocket("decode", run, "--quiet") == 0
+    found = json.loads((run / "decode" / "result.json").read_text())["score"]
+    errors = found["errors"]
+    wrong = errors["substitutions"] + errors["deletions"] + errors["insertions"]
+    assert found["unit"] == "character"
+    assert wrong / errors["words"] < 0.4  # two in ten when it was written; a guess has nine

@@ -13,10 +13,11 @@ import pytest
 import soundfile
 
 from hocket.errors import ConfigError
-from hocket.speech.corpus import acoustics, espeak
+from hocket.speech.corpus import acoustics, assistant, espeak
 from hocket.speech.corpus.build import build, plan
 from hocket.speech.corpus.digits import WORDS, sentence
-from hocket.speech.corpus.options import SPLITS, CorpusOptions
+from hocket.speech.corpus.grammar import Grammar
+from hocket.speech.corpus.options import ENGLISH, SPLITS, CorpusOptions
 from hocket.speech.datadir import read_data_directory, read_table
 from hocket.speech.errors import SpeechError
 from hocket.speech.reference import read_ctm
@@ -113,7 +114,7 @@ def test_many_voices() -> None:
     speakers = plan(CorpusOptions("digits", hours=1.0))
     train = [s for s in speakers if s.split == "train"]
     assert len({s.voice for s in train}) == len(train) >= 100
-    assert len({s.voice.partition("+")[0] for s in train}) == len(espeak.ACCENTS)
+    assert len({s.voice.partition("+")[0] for s in train}) == len(ENGLISH)
 
 
 def test_digit_strings_are_balanced() -> None:
@@ -182,3 +183,37 @@ def test_every_voice_says_the_same_whatever_the_time_of_day() -> None:
 def test_an_unknown_voice_is_named() -> None:
     with pytest.raises(SpeechError, match="no voice 'gmw/en-XX'"):
         espeak.Espeak().say("one", "gmw/en-XX", rate=170, pitch=50)
+
+
+# ---------------------------------------------------------------------------- other corpora
+
+
+def test_the_assistant_has_a_thousand_words_and_says_them() -> None:
+    assert 1000 <= len(assistant.GRAMMAR.words) <= 1400
+    rng = np.random.default_rng(0)
+    sentences = [assistant.GRAMMAR.sentence(rng) for _ in range(5000)]
+    said = {word for words in sentences for word in words}
+    assert said <= assistant.GRAMMAR.words
+    assert len(said) > 0.95 * len(assistant.GRAMMAR.words)
+    assert not any(word.isupper() or "[" in word for word in said)
+    assert 5 < np.mean([len(words) for words in sentences]) < 9
+
+
+def test_a_grammar_is_checked() -> None:
+    grammar = Grammar.read("S = a [b] C\nC = c\n    | d e", "S")
+    said = {tuple(grammar.sentence(np.random.default_rng(n))) for n in range(50)}
+    assert said == {("a", "c"), ("a", "b", "c"), ("a", "d", "e"), ("a", "b", "d", "e")}
+    with pytest.raises(SpeechError, match="no rule D"):
+        Grammar.read("S = a D", "S")
+    with pytest.raises(SpeechError, match="S contains itself: S > C > S"):
+        Grammar.read("S = a C\nC = S", "S")
+
+
+def test_mandarin_is_written_without_spaces_and_has_a_lexicon(tmp_path: Path) -> None:
+    options = CorpusOptions("mandarin", hours=0.01, held_out_hours=0.004, snr_db=None)
+    build(options, tmp_path / "m", jobs=2, show=False)
+    texts = read_table(tmp_path / "m" / "train" / "text")
+    assert all(len(text.split()) == 1 for text in texts.values())
+    assert any(len(text) > 1 for text in texts.values())
+    words = {line.split()[0] for line in (tmp_path / "m" / "lexicon.txt").read_text().splitlines()}
+    assert words == {character for text in texts.values() for character in text}

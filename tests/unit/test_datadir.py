@@ -13,7 +13,7 @@ from helpers.audio import data_directory, tone, write_wav
 from hocket.speech import audio
 from hocket.speech.datadir import read_data_directory, read_table, reasons
 from hocket.speech.errors import SpeechError
-from hocket.speech.prepare import hold_out, read_splits
+from hocket.speech.splits import hold_out, read_splits
 
 
 def test_a_directory_is_read_as_it_is(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_features_that_are_not_finite_are_left_out(
 def test_mixed_and_strange_sample_rates_are_refused(tmp_path: Path) -> None:
     folder = data_directory(tmp_path / "d", TEXTS)
     write_wav(folder / "wav" / "b1.wav", tone(1.0, 16000), 16000)
-    with pytest.raises(SpeechError, match=r"mixed sample rates: 8000 Hz .* 16000 Hz .*Resample"):
+    with pytest.raises(SpeechError, match=r"mixed sample rates: 8000 Hz .* 16000 Hz .*--resample"):
         make(folder, tmp_path / "s")
     folder = data_directory(tmp_path / "e", TEXTS, rate=44100)
     with pytest.raises(SpeechError, match=r"44100 Hz.*only 8000 and 16000"):

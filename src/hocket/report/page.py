@@ -61,16 +61,16 @@ def write_page(
         _facts(runs),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(title, parts))
+    path.write_text(document(title, "".join(parts)))
 
 
-def document(title: str, parts: Sequence[str]) -> str:
-    """Return a whole page, its style inside."""
+def document(title: str, body: str, more_style: str = "") -> str:
+    """Return a whole page in the house's style."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
-        f"{''.join(parts)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{more_style}</style></head><body>"
+        f"{body}</body></html>\n"
     )
 
 

@@ -49,7 +49,9 @@ class Outcome:
         return next((p.train_s for p in self.curve if p.loss <= loss), math.inf)
 
 
-def of_result(result: Result, curve: Sequence[Point], wall_s: float, **figures: float) -> Outcome:
+def of_result(
+    result: Result, curve: Sequence[Point], wall_s: float, figures: dict[str, float]
+) -> Outcome:
     """Return what is kept of a run."""
     return Outcome(
         loss=result.loss,

@@ -195,17 +195,19 @@ def page(report: Report) -> str:
     )
     return document(
         f"{claim.name}: {report.verdict}",
-        [
-            f"<h1>{escape(claim.name)}: {escape(report.verdict)}</h1>",
-            f"<p>{escape(claim.claim)}</p><p class='note'>{escape(claim.paper)}<br>"
-            f"What would refute it: {escape(claim.refuted_by)}</p><ul>{checks}</ul>",
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
-            *(f"<p class='note'>{escape(note)}</p>" for note in report.notes),
-            *plots(report),
-            f"<pre class='note'>{escape(chr(10).join(grid(report)))}</pre>",
-            f"<p class='note'>Made by <code>{escape(report.command)}</code> "
-            f"{escape(made_with())}</p>",
-        ],
+        "".join(
+            [
+                f"<h1>{escape(claim.name)}: {escape(report.verdict)}</h1>",
+                f"<p>{escape(claim.claim)}</p><p class='note'>{escape(claim.paper)}<br>"
+                f"What would refute it: {escape(claim.refuted_by)}</p><ul>{checks}</ul>",
+                f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+                *(f"<p class='note'>{escape(note)}</p>" for note in report.notes),
+                *plots(report),
+                f"<pre class='note'>{escape(chr(10).join(grid(report)))}</pre>",
+                f"<p class='note'>Made by <code>{escape(report.command)}</code> "
+                f"{escape(made_with())}</p>",
+            ]
+        ),
     )
 
 

@@ -27,7 +27,7 @@ from hocket.speech.gmm import GMM, Densities, Moments
 from hocket.speech.graph import alignment_graph
 from hocket.speech.lexicon import Lexicon, read_lexicon
 from hocket.speech.senones import NUM_STATES, SILENCE_ID, ContextStats, Senones
-from hocket.speech.store import FeatureStore, Normalisation
+from hocket.speech.store import FeatureStore, Normalisation, new_array
 
 PIECE: Final = 48  # utterances of one job
 BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second for those that the first one lost
@@ -125,7 +125,7 @@ def phones_of(lexicon: Lexicon, words: Sequence[str]) -> list[list[list[int]]]:
 
 def new_alignment(path: Path, store: FeatureStore) -> None:
     """Begin an alignment file without any frame aligned."""
-    file = open_memmap(path, mode="w+", dtype=np.int32, shape=(len(store.x),))
+    file = new_array(path, np.int32, (len(store.x),))
     file[:] = -1
 
 

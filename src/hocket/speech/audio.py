@@ -15,6 +15,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from hocket.speech.errors import SpeechError
+from hocket.speech.resampling import resample
 
 _UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000)  # written by programs that stream
 
@@ -32,11 +33,11 @@ def probe(path: Path) -> AudioInfo:
     """Read a header; raise if the file is missing, empty, truncated or no audio."""
     try:
         size = path.stat().st_size
+        missing = _missing_bytes(path, size)
     except OSError as error:
         raise SpeechError(f"{path}: {error.strerror or 'cannot be read'}") from error
     if size == 0:
         raise SpeechError(f"{path}: the file is empty")
-    missing = _missing_bytes(path, size)
     if missing:
         raise SpeechError(f"{path}: truncated, {missing:,} bytes are missing: copy it again")
     try:
@@ -46,8 +47,13 @@ def probe(path: Path) -> AudioInfo:
     return AudioInfo(int(info.samplerate), int(info.frames), int(info.channels))
 
 
-def read(path: Path, start_s: float = 0.0, end_s: float | None = None) -> NDArray[np.float32]:
-    """Return one channel's samples on the int16 scale, whole or from `start_s` to `end_s`."""
+def read(
+    path: Path, start_s: float = 0.0, end_s: float | None = None, sample_rate: int | None = None
+) -> NDArray[np.float32]:
+    """Return one channel's samples on the int16 scale, whole or from `start_s` to `end_s`.
+
+    They come at the file's own rate, or at `sample_rate`.
+    """
     info = probe(path)
     if info.channels != 1:
         raise SpeechError(f"{path}: {info.channels} channels: split them into files of one each")
@@ -64,7 +70,10 @@ def read(path: Path, start_s: float = 0.0, end_s: float | None = None) -> NDArra
         raise SpeechError(
             f"{path}: ends after {first + len(samples):,} of {last:,} samples: copy it again"
         )
-    scaled: NDArray[np.float32] = samples * np.float32(32768.0)
+    if sample_rate not in (None, info.sample_rate):
+        assert sample_rate is not None
+        samples = resample(samples.astype(np.float64), info.sample_rate, sample_rate)
+    scaled: NDArray[np.float32] = samples.astype(np.float32) * np.float32(32768.0)
     return scaled
 
 

@@ -17,8 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from hocket.speech.errors import SpeechError
+
+TABLES: Final = ("wav.scp", "text", "segments", "utt2spk")
 
 
 @dataclass(frozen=True, slots=True)

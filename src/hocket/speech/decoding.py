@@ -28,7 +28,7 @@ from hocket.parallel import chunks, ordered_map
 from hocket.progress import progress
 from hocket.speech.alignment import GMMHMM
 from hocket.speech.graph import Graph
-from hocket.speech.scoring import count
+from hocket.speech.scoring import Unit, count
 from hocket.speech.store import FeatureStore, Normalisation
 
 PIECE: Final = 24  # utterances of one job
@@ -41,8 +41,8 @@ MAX_WIDENING: Final = 8  # steps beyond the first grid
 class Search:
     """How wide the decoder looks."""
 
-    beam: float = 12.0
-    max_active: int = 3000
+    beam: float = 10.0
+    max_active: int = 2000
 
     def __post_init__(self) -> None:
         require(self.beam > 0, f"beam must be above 0, not {self.beam}")
@@ -158,6 +158,7 @@ class Decoder:
     search: Search = field(default_factory=Search)
     jobs: int = 1
     show: bool = True
+    unit: Unit = "word"  # what the transcripts consist of
 
     def decode(
         self, split: str, settings: Sequence[Setting], title: str | None = None

@@ -1,6 +1,7 @@
 """Tune on dev, decode the test set, keep everything that a table needs.
 
 FOLDER/dev.hyp, test.hyp   what was recognised, in Kaldi's `text` format
+FOLDER/dev.ref, test.ref   what was said
 FOLDER/result.json         scale and penalty, the grid, errors by kind and speaker
 """
 
@@ -59,6 +60,7 @@ def _score(facts: dict[str, Any]) -> Score:
         {who: Errors(**errors) for who, errors in facts["speakers"].items()},
         facts["utterances"],
         facts["wrong_utterances"],
+        facts.get("unit", "word"),
     )
 
 
@@ -73,7 +75,8 @@ def evaluate(decoder: Decoder, folder: Path, system: str, split: str | None) -> 
         hyps = decoder.decode(name, [best])[0]
         factor = decoder.seconds(name) / (time.monotonic() - started)
         write_text(folder / f"{name}.hyp", hyps)
-        scores[name] = score(decoder.references(name), hyps, decoder.speakers(name))
+        write_text(folder / f"{name}.ref", decoder.references(name))
+        scores[name] = score(decoder.references(name), hyps, decoder.speakers(name), decoder.unit)
     found = Evaluation(
         system,
         split or "dev",

@@ -22,15 +22,12 @@ from hocket.progress import progress
 from hocket.speech import audio
 from hocket.speech.datadir import Utterance
 from hocket.speech.errors import SpeechError
-from hocket.speech.features import NUM_CEPSTRA, SAMPLE_RATES, Kind, analysis, extract
+from hocket.speech.features import SAMPLE_RATES, Kind, analysis, extract, num_dims
+from hocket.speech.resampling import resampled_length
+from hocket.speech.store import new_array
 
 Sums: TypeAlias = NDArray[np.float64]
 PIECE = 64  # utterances of one job
-
-
-def dims_of(kind: Kind, num_bins: int) -> int:
-    """Return how many numbers a frame has."""
-    return num_bins if kind == "fbank" else NUM_CEPSTRA
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,12 @@ class _Piece:
 
 
 def common_sample_rate(
-    utterances: Sequence[Utterance], left_out: dict[str, str]
+    utterances: Sequence[Utterance], left_out: dict[str, str], resample_to: int | None = None
 ) -> tuple[int, dict[str, int]]:
     """Look at all headers; return the one sample rate, and how many samples each utterance has.
 
-    Utterances whose header is bad are put into `left_out`. Mixed rates are refused as a whole:
-    features of two rates do not belong into one model.
+    Utterances whose header is bad are put into `left_out`. Mixed rates are refused as a whole
+    unless all is to be resampled: features of two rates do not belong into one model.
     """
     infos: dict[Path, audio.AudioInfo | str] = {}
     samples: dict[str, int] = {}
@@ -65,18 +62,29 @@ def common_sample_rate(
         end = info.num_samples
         if utterance.end_s is not None:
             end = min(end, round(utterance.end_s * info.sample_rate))
-        samples[utterance.id] = max(0, end - round(utterance.start_s * info.sample_rate))
-        rates.setdefault(info.sample_rate, utterance.path)
+        length = max(0, end - round(utterance.start_s * info.sample_rate))
+        to_rate = resample_to or info.sample_rate
+        samples[utterance.id] = resampled_length(length, info.sample_rate, to_rate)
+        rates.setdefault(to_rate, utterance.path)
+    _refuse_rates(rates)
+    return next(iter(rates), 0), samples
+
+
+def _refuse_rates(rates: dict[int, Path]) -> None:
+    """Raise unless there is one rate, and a known one."""
+    known = " and ".join(map(str, SAMPLE_RATES))
     if len(rates) > 1:
         listed = ", ".join(f"{rate} Hz ({path})" for rate, path in sorted(rates.items()))
-        raise SpeechError(f"mixed sample rates: {listed}. Resample to one rate first")
+        raise SpeechError(
+            f"mixed sample rates: {listed}. Give --resample {min(SAMPLE_RATES)} (or "
+            f"{max(SAMPLE_RATES)}) to bring all audio to one rate"
+        )
     for rate, path in rates.items():
         if rate not in SAMPLE_RATES:
             raise SpeechError(
-                f"sample rate {rate} Hz ({path}): only {' and '.join(map(str, SAMPLE_RATES))} Hz "
-                "are supported. Resample the audio first"
+                f"sample rate {rate} Hz ({path}): only {known} Hz are supported. Give --resample "
+                f"{max(SAMPLE_RATES)} (or {min(SAMPLE_RATES)}) to have the audio resampled"
             )
-    return next(iter(rates), 0), samples
 
 
 def _probe(path: Path) -> audio.AudioInfo | str:
@@ -113,8 +121,8 @@ def write_store(
     ]
     firsts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     for kind in kinds:
-        shape = (int(firsts[-1]), dims_of(kind, num_bins))
-        open_memmap(folder / f"{kind}.npy", mode="w+", dtype=np.float32, shape=shape)
+        shape = (int(firsts[-1]), num_dims(kind, num_bins))
+        new_array(folder / f"{kind}.npy", np.float32, shape)
     pieces = [
         _Piece(
             folder,
@@ -151,9 +159,9 @@ def write_store(
                 for kind, one in zip(kinds, answer, strict=True):
                     sums[kind].append(one)
     for kind in kinds:
-        empty = np.zeros((0, 2, dims_of(kind, num_bins)))
+        empty = np.zeros((0, 2, num_dims(kind, num_bins)))
         np.save(folder / f"{kind}.sums.npy", np.stack(sums[kind]) if sums[kind] else empty)
-    facts = {"sample_rate": sample_rate, "utterances": index}
+    facts = {"sample_rate": sample_rate, "kinds": list(kinds), "utterances": index}
     (folder / "index.json").write_text(json.dumps(facts))
 
 
@@ -167,10 +175,12 @@ def _extract_piece(piece: _Piece) -> list[str | list[NDArray[np.float64]]]:
             continue
         sums = []
         try:
-            samples = audio.read(utterance.path, utterance.start_s, utterance.end_s)
+            samples = audio.read(
+                utterance.path, utterance.start_s, utterance.end_s, piece.sample_rate
+            )
             for kind, file in files.items():
                 bins = piece.num_bins if kind == "fbank" else None
-                x = extract(samples, piece.sample_rate, kind, bins)
+                x = _of_length(extract(samples, piece.sample_rate, kind, bins), length)
                 if not np.isfinite(x).all():
                     raise SpeechError(f"{utterance.path}: its {kind} features are not finite")
                 file[first : first + length] = x
@@ -181,3 +191,12 @@ def _extract_piece(piece: _Piece) -> list[str | list[NDArray[np.float64]]]:
             continue
         answers.append(sums)
     return answers
+
+
+def _of_length(x: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Cut, or repeat the last frame: the pitch tracker may count one frame more or less."""
+    return (
+        x[np.minimum(np.arange(length), len(x) - 1)]
+        if len(x)
+        else np.zeros_like(x, shape=(length, x.shape[1]))
+    )

@@ -3,10 +3,11 @@
     samples -> frames of 25 ms every 10 ms -> no DC, pre-emphasis, Povey window -> power spectrum
             -> triangular mel filters -> logarithm                                        (fbank)
             -> cosine transform, lifter, log energy in place of C0                        (mfcc)
+            -> linear prediction, see plp.py                                               (plp)
 
 Samples are on the int16 scale (-32768 .. 32767), as Kaldi reads a wav file. Only whole frames are
 kept (`snip_edges`), so a signal shorter than one frame has none. All frames of an utterance are one
-matrix; there is no loop over frames.
+matrix; there is no loop over frames. Pitch is in pitch.py; `KINDS` lists what there is.
 
 Reference: feat/feature-window.cc, mel-computations.cc, feature-mfcc.cc of kaldi-asr/kaldi; checked
 against its output (tests/golden).
@@ -17,21 +18,34 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from hocket.errors import HocketError
+from hocket.errors import HocketError, nearest
 
-Kind: TypeAlias = Literal["fbank", "mfcc"]
+Kind: TypeAlias = Literal["fbank", "mfcc", "plp", "pitch_raw", "pitch", "plp_pitch", "kaldi"]
+# What can be extracted; "kaldi" are features that Kaldi made, whatever they are (kaldi.py).
+KINDS: Final[dict[Kind, str]] = {
+    "fbank": "log mel energies (40)",
+    "mfcc": "cepstra (13)",
+    "plp": "perceptual linear prediction (13)",
+    "pitch_raw": "NCCF and pitch in Hz (2)",
+    "pitch": "voicing, normalised log pitch, its slope (3)",
+    "plp_pitch": "PLP and normalised log pitch with both deltas (42): Zhang et al. 2013",
+}
 
 FRAME_S, SHIFT_S = 0.025, 0.010
 PREEMPHASIS = 0.97
 LOW_HZ = 20.0  # Kaldi's default; the upper end is half the sample rate
 NUM_CEPSTRA = 13
-NUM_MFCC_BINS = 23
+NUM_MEL_BINS = 23  # of mfcc and plp
+DIMS: Final[dict[Kind, int]] = {
+    "fbank": 40, "mfcc": NUM_CEPSTRA, "plp": NUM_CEPSTRA, "pitch_raw": 2, "pitch": 3,
+    "plp_pitch": 3 * (NUM_CEPSTRA + 1),
+}  # fmt: skip
 LIFTER = 22.0
 FLOOR = float(np.finfo(np.float32).eps)  # below it the logarithm of a silent frame would be -inf
 SAMPLE_RATES = (8000, 16000)
@@ -69,12 +83,22 @@ def mel(hz: torch.Tensor) -> torch.Tensor:
 
 def mel_filters(sample_rate: int, fft: int, num_bins: int) -> torch.Tensor:
     """Triangles of equal width in mel, as a (fft / 2, bins) matrix; the Nyquist bin is left out."""
-    low, high = mel(torch.tensor([LOW_HZ, sample_rate / 2], dtype=torch.float64))
-    width = (high - low) / (num_bins + 1)
-    centre = low + width * torch.arange(1, num_bins + 1)
+    centre, width = _mel_grid(sample_rate, num_bins)
     at = mel(torch.arange(fft // 2, dtype=torch.float64) * sample_rate / fft)
     height: torch.Tensor = 1 - (at[:, None] - centre[None]).abs() / width
     return height.clamp(min=0)
+
+
+def _mel_grid(sample_rate: int, num_bins: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centres of the triangles, and half their width, in mel."""
+    low, high = mel(torch.tensor([LOW_HZ, sample_rate / 2], dtype=torch.float64))
+    width = (high - low) / (num_bins + 1)
+    return low + width * torch.arange(1, num_bins + 1), width
+
+
+def mel_centres(sample_rate: int, num_bins: int) -> torch.Tensor:
+    """Centres of the triangles in Hz."""
+    return 700.0 * torch.expm1(_mel_grid(sample_rate, num_bins)[0] / 1127.0)
 
 
 def check(samples: ArrayLike, sample_rate: int) -> torch.Tensor:
@@ -108,12 +132,12 @@ def frames_of(x: torch.Tensor, a: Analysis) -> tuple[torch.Tensor, torch.Tensor]
     return (frames - PREEMPHASIS * previous) * a.window, energy
 
 
-def log_mel(frames: torch.Tensor, a: Analysis) -> torch.Tensor:
-    """Log mel energies (T, bins) of windowed frames."""
+def mel_energies(frames: torch.Tensor, a: Analysis) -> torch.Tensor:
+    """Mel energies (T, bins) of windowed frames."""
     if len(frames) == 0:  # the FFT refuses an empty batch
         return frames.new_zeros(0, a.mel.shape[1])
     spectrum: torch.Tensor = torch.fft.rfft(frames, n=a.fft, dim=1)[:, : a.fft // 2]
-    return (spectrum.abs().square() @ a.mel).clamp(min=FLOOR).log()
+    return (spectrum.abs().square() @ a.mel).clamp(min=FLOOR)
 
 
 @lru_cache(maxsize=8)
@@ -126,20 +150,56 @@ def cepstral_matrix(num_bins: int, num_cepstra: int) -> torch.Tensor:
     return dct * (1 + 0.5 * LIFTER * torch.sin(math.pi * k / LIFTER))
 
 
+def num_dims(kind: Kind, num_bins: int | None = None) -> int:
+    """How many numbers a frame has; `num_bins` is fbank's."""
+    return num_bins if kind == "fbank" and num_bins else DIMS[kind]
+
+
 def extract(
     samples: ArrayLike, sample_rate: int, kind: Kind = "fbank", num_bins: int | None = None
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Features of one utterance, float32 (frames, dims): 13 for mfcc, 40 for fbank by default."""
-    if kind not in ("fbank", "mfcc"):
-        raise FeatureError(f"unknown kind of features {kind!r}; there are 'fbank' and 'mfcc'")
-    bins = num_bins or (40 if kind == "fbank" else NUM_MFCC_BINS)
+    """Features of one utterance, float32 (frames, dims); see `KINDS`. `num_bins` is fbank's."""
+    if kind not in KINDS:
+        listed = ", ".join(KINDS)
+        raise FeatureError(
+            f"unknown kind of features {kind!r}: there are {listed}.{nearest(kind, KINDS)}"
+        )
+    x = check(samples, sample_rate)
+    if kind in ("pitch_raw", "pitch"):
+        return _pitch(x, sample_rate, kind).astype(np.float32)
+    bins = num_bins or (DIMS["fbank"] if kind == "fbank" else NUM_MEL_BINS)
     a = analysis(sample_rate, bins)
-    frames, energy = frames_of(check(samples, sample_rate), a)
-    features = log_mel(frames, a)
-    if kind == "mfcc":
-        features = features @ cepstral_matrix(bins, NUM_CEPSTRA)
+    frames, energy = frames_of(x, a)
+    if kind == "fbank":
+        features = mel_energies(frames, a).log()
+    elif kind == "mfcc":
+        features = mel_energies(frames, a).log() @ cepstral_matrix(bins, NUM_CEPSTRA)
         features[:, 0] = energy
-    return features.to(torch.float32).numpy()
+    else:
+        from hocket.speech.plp import plp
+
+        features = plp(frames, energy, a, sample_rate)
+    plain = features.to(torch.float32).numpy()
+    return _with_pitch(plain, _pitch(x, sample_rate, "pitch")) if kind == "plp_pitch" else plain
+
+
+def _pitch(x: torch.Tensor, sample_rate: int, kind: Kind) -> NDArray[np.float64]:
+    from hocket.speech import pitch
+
+    raw = pitch.raw_pitch(x.numpy(), sample_rate)
+    return raw if kind == "pitch_raw" else pitch.processed(raw)
+
+
+def _with_pitch(
+    plp: NDArray[np.float32], pitch: NDArray[np.float64]
+) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """The published input: PLP and normalised log pitch, with deltas.
+
+    The tracker works at 4 kHz and may count a frame more or less: the last one is repeated or cut.
+    """
+    rows = np.minimum(np.arange(len(plp)), max(0, len(pitch) - 1))
+    column = pitch[rows, 1:2] if len(pitch) else np.zeros((len(plp), 1))
+    return add_deltas(np.concatenate([plp, column.astype(np.float32)], axis=1))
 
 
 def add_deltas(

@@ -6,7 +6,7 @@ G is the language model, L the lexicon with optional silence between words, C tu
 phones between their neighbours, H turns those into three states with loops. The input label of an
 arc is pdf + 1, which is how the decoder finds its column in a matrix of log-likelihoods; the output
 label is a word. L o G is determinised with disambiguation symbols, as in Kaldi; C is kaldifst's;
-H is written here.
+H is in `states.py`.
 
 For forced alignment the graph of one transcript is small, so it is built directly, without
 composition: its junctions are (position, previous phone, next phone).
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,14 +24,14 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.speech.arcs import EPSILON, Arcs
 from hocket.speech.errors import SpeechError
 from hocket.speech.lexicon import Lexicon, Phones
 from hocket.speech.lm import END, START, NGram
 from hocket.speech.senones import SILENCE_ID, Senones
+from hocket.speech.states import with_states
 
 SILENCE_PROBABILITY: Final = 0.5  # of a pause between two words
-LOOP_SCALE: Final = 0.1  # as Kaldi: durations count as little as acoustics do when decoding
-EPSILON: Final = 0
 
 
 @dataclass
@@ -61,23 +61,9 @@ class Graph:
         """Return the graph in which every word costs `penalty` more."""
         if penalty == 0.0:
             return self
-        fst = kaldifst.StdVectorFst(self.fst)
-        for state in kaldifst.StateIterator(self.fst):
-            arcs = list(kaldifst.ArcIterator(self.fst, state))
-            if not any(arc.olabel for arc in arcs):
-                continue
-            fst.delete_arcs(state, len(arcs))
-            for arc in arcs:
-                extra = penalty if arc.olabel else 0.0
-                fst.add_arc(
-                    state,
-                    kaldifst.StdArc(arc.ilabel, arc.olabel, _cost(arc) + extra, arc.nextstate),
-                )
-        return Graph(fst, self.words)
-
-
-def _cost(arc: Any) -> float:
-    return float(arc.weight.value)
+        arcs = Arcs.of(self.fst)
+        costs = arcs.cost + penalty * (arcs.olabel != EPSILON)
+        return Graph(replace(arcs, cost=costs).fst(), self.words)
 
 
 class _Builder:
@@ -185,7 +171,7 @@ def lexicon_fst(
     return b.fst, list(range(first, silence_symbol + 1))
 
 
-# ---------------------------------------------------------------------------- C and H
+# ---------------------------------------------------------------------------- the whole
 
 
 def decoding_graph(
@@ -210,63 +196,7 @@ def decoding_graph(
     kaldifst.minimize_encoded(lg)
     width, centre = (3, 1) if senones.depends_on_context else (1, 0)
     clg, labels = kaldifst.compose_context(symbols, width, centre, lg)
-    return Graph(_with_states(clg, labels, senones, loop_probability), words)
-
-
-def _with_states(
-    clg: Any, labels: list[list[int]], senones: Senones, loop_probability: NDArray[np.float64]
-) -> Any:
-    """Replace every phone in context by its three states with loops (H)."""
-    b = _Builder()
-    for _ in kaldifst.StateIterator(clg):
-        b.state()
-    b.fst.start = clg.start
-    hmm = _HMM(b, loop_probability, LOOP_SCALE)
-    for state in kaldifst.StateIterator(clg):
-        final = float(clg.final(state).value)
-        if math.isfinite(final):
-            b.fst.set_final(state, final)
-        for arc in kaldifst.ArcIterator(clg, state):
-            window = labels[arc.ilabel]
-            if len(window) == 0 or window[0] < 0:  # epsilon or a disambiguation symbol
-                b.arc(state, EPSILON, arc.olabel, _cost(arc), arc.nextstate)
-                continue
-            left, phone, right = window if len(window) == 3 else (0, window[0], 0)
-            if phone == 0:  # the window has run past the end
-                b.arc(state, EPSILON, arc.olabel, _cost(arc), arc.nextstate)
-                continue
-            hmm.add(state, senones.pdfs(left, phone, right), arc.olabel, _cost(arc), arc.nextstate)
-    kaldifst.connect(b.fst)
-    return b.fst
-
-
-class _HMM:
-    """Adds chains of states with loops; chains that end alike share their ends."""
-
-    def __init__(
-        self, builder: _Builder, loop_probability: NDArray[np.float64], scale: float
-    ) -> None:
-        self._b = builder
-        self._loop = (-scale * np.log(loop_probability)).tolist()
-        self._leave = (-scale * np.log1p(-loop_probability)).tolist()
-
-    def add(self, start: int, pdfs: Sequence[int], olabel: int, cost: float, end: int) -> None:
-        self._b.arc(start, pdfs[0] + 1, olabel, cost, self._rest(tuple(pdfs), end))
-
-    def _rest(self, pdfs: tuple[int, ...], end: int) -> int:
-        """Return the state in which pdfs[0] has been entered and the rest lies ahead."""
-        key = (pdfs, end)
-        known = key in self._b
-        state = self._b.named(key)
-        if not known:
-            pdf = pdfs[0]
-            self._b.arc(state, pdf + 1, EPSILON, self._loop[pdf], state)
-            if len(pdfs) > 1:
-                following = self._rest(pdfs[1:], end)
-                self._b.arc(state, pdfs[1] + 1, EPSILON, self._leave[pdf], following)
-            else:
-                self._b.arc(state, EPSILON, EPSILON, self._leave[pdf], end)
-        return state
+    return Graph(with_states(clg, labels, senones, loop_probability), words)
 
 
 # ---------------------------------------------------------------------------- alignment
@@ -341,26 +271,46 @@ def alignment_graph(
                     if key not in seen:
                         seen.add(key)
                         todo.append(key)
-                hmm.add(here, senones.pdfs(left, phone, right), EPSILON, 0.0, target)
+                hmm.add(here, senones.pdfs(left, phone, right), target)
     pdfs = np.fromiter(local, dtype=np.int64, count=len(local))
     return b.fst, pdfs
 
 
-class _LocalHMM(_HMM):
-    """Like `_HMM`, with labels counted from 1 in order of appearance: few columns are needed."""
+class _LocalHMM:
+    """Adds chains of states with loops; chains that end alike share their ends.
+
+    Labels are counted from 1 in order of appearance: few columns of scores are needed.
+    """
 
     def __init__(
         self, builder: _Builder, loop_probability: NDArray[np.float64], local: dict[int, int]
     ) -> None:
-        super().__init__(builder, loop_probability, 1.0)
-        self._all_loop, self._all_leave = self._loop, self._leave
-        self._loop, self._leave = [], []
-        self._local = local
+        self._b, self._local = builder, local
+        self._all_loop = (-np.log(loop_probability)).tolist()
+        self._all_leave = (-np.log1p(-loop_probability)).tolist()
+        self._loop: list[float] = []
+        self._leave: list[float] = []
 
-    def add(self, start: int, pdfs: Sequence[int], olabel: int, cost: float, end: int) -> None:
+    def add(self, start: int, pdfs: Sequence[int], end: int) -> None:
         for pdf in pdfs:
             if pdf not in self._local:
                 self._local[pdf] = len(self._local)
                 self._loop.append(self._all_loop[pdf])
                 self._leave.append(self._all_leave[pdf])
-        super().add(start, [self._local[pdf] for pdf in pdfs], olabel, cost, end)
+        chain = tuple(self._local[pdf] for pdf in pdfs)
+        self._b.arc(start, chain[0] + 1, EPSILON, 0.0, self._rest(chain, end))
+
+    def _rest(self, pdfs: tuple[int, ...], end: int) -> int:
+        """Return the state in which pdfs[0] has been entered and the rest lies ahead."""
+        key = (pdfs, end)
+        known = key in self._b
+        state = self._b.named(key)
+        if not known:
+            pdf = pdfs[0]
+            self._b.arc(state, pdf + 1, EPSILON, self._loop[pdf], state)
+            if len(pdfs) > 1:
+                following = self._rest(pdfs[1:], end)
+                self._b.arc(state, pdfs[1] + 1, EPSILON, self._leave[pdf], following)
+            else:
+                self._b.arc(state, EPSILON, EPSILON, self._leave[pdf], end)
+        return state

@@ -1,7 +1,7 @@
 """From a data directory to a prepared experiment, step by step.
 
     EXP/data/         the utterances of each split, and those left out
-    EXP/features/     memory-mapped fbank and mfcc of each split
+    EXP/features/     memory-mapped features of each split: mfcc, and what networks read
     EXP/lexicon/      pronunciations
     EXP/mono/ tri/    GMM-HMMs
     EXP/alignment/    the senone of every frame of train and dev, and the senones' priors
@@ -15,41 +15,36 @@ Each step is kept while its inputs and options stay as they are (see `steps.py`)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from hocket.errors import require
-from hocket.numerics import stable_seed
+from hocket.errors import nearest, require
 from hocket.parallel import default_jobs
-from hocket.speech import alignment, lm
+from hocket.speech import alignment
 from hocket.speech.alignment import GMMHMM, Corpus, Pass
-from hocket.speech.datadir import (
-    DataDirectory,
-    Utterance,
-    is_data_directory,
-    read_data_directory,
-    reasons,
-)
+from hocket.speech.datadir import Utterance, reasons
 from hocket.speech.decoding import Decoder, GMMScorer
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
 from hocket.speech.extraction import common_sample_rate, write_store
-from hocket.speech.features import Kind
+from hocket.speech.features import KINDS, SAMPLE_RATES, Kind
 from hocket.speech.gmm_training import GMMOptions, Trainer, collect
 from hocket.speech.graph import decoding_graph
+from hocket.speech.language import LanguageSource
 from hocket.speech.lexicon import lexicon_for, read_lexicon
 from hocket.speech.reference import agreement
+from hocket.speech.scoring import Unit, characters
 from hocket.speech.senones import Senones
+from hocket.speech.sources import deciding_files
+from hocket.speech.splits import SPLITS, read_splits
 from hocket.speech.steps import Facts, Steps, file_state
 from hocket.speech.store import FeatureStore, Normalisation
 
-SPLITS: Final = ("train", "dev", "test")
-KINDS: Final[tuple[Kind, ...]] = ("fbank", "mfcc")
-MIN_SPEAKERS: Final = 10  # with fewer, held-out utterances come from the training speakers
+GMM_KIND: Final[Kind] = "mfcc"  # what the GMM-HMM reads
 VERSION: Final = 1  # of what the steps compute; another number does all again
 
 
@@ -58,16 +53,41 @@ class PrepareOptions:
     """What decides a prepared experiment."""
 
     lexicon: str = "cmudict"
+    features: tuple[Kind, ...] = ("fbank",)  # for networks; the first is what they read by default
     num_bins: int = 40
+    resample: int | None = None  # Hz; unset: the audio must have one rate
     normalisation: Normalisation = "speaker"
     lm_order: int = 3
+    lm_text: str = ""  # a file of sentences; unset: the training transcripts
+    arpa: str = ""  # a finished language model
+    units: Unit = "word"  # character: for writing without spaces; errors are counted in them
     held_out: float = 0.1  # share of the training data for a split that the data lacks
     gmm: GMMOptions = field(default_factory=GMMOptions)
 
     def __post_init__(self) -> None:
+        require(len(self.features) > 0, f"--features needs one of {', '.join(KINDS)}")
+        for kind in self.features:
+            require(
+                kind in KINDS,
+                f"no features {kind!r}: there are {', '.join(KINDS)}.{nearest(kind, KINDS)}",
+            )
+        require(
+            self.num_bins == 40 or "fbank" in self.features,
+            "--num-bins cannot take effect: it is of fbank, which --features leaves out",
+        )
+        require(
+            self.resample in (None, *SAMPLE_RATES),
+            f"--resample must be one of {', '.join(map(str, SAMPLE_RATES))}, not {self.resample}",
+        )
         require(self.num_bins >= 3, f"num_bins must be at least 3, not {self.num_bins}")
         require(0 < self.held_out < 0.5, f"held_out must lie between 0 and 0.5: {self.held_out}")
         require(self.lm_order >= 1, f"lm_order must be at least 1, not {self.lm_order}")
+        require(
+            not (self.lm_text and self.arpa),
+            f"--lm-text {self.lm_text} cannot take effect beside --arpa: leave one out",
+        )
+        for path in filter(None, (self.lm_text, self.arpa)):
+            require(Path(path).is_file(), f"{path}: no such file, to make a language model of")
 
 
 @dataclass
@@ -83,7 +103,7 @@ class Preparation:
 
     def run(self) -> Evaluation:
         """Do all steps; return how well the GMM-HMM recognises."""
-        if not self.source.is_dir():
+        if not self.source.exists():
             raise SpeechError(f"{self.source}: no such folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.steps = Steps(self.folder, self.say)
@@ -97,28 +117,41 @@ class Preparation:
         self.steps.run("mono", mono | both, ("lexicon",), self._mono)
         self.steps.run("tri", gmm, ("mono",), self._tri)
         self.steps.run("alignment", {"version": VERSION}, ("tri",), self._alignment)
-        order = {"lm_order": self.options.lm_order, "version": VERSION}
-        self.steps.run("graph", order, ("tri",), self._graph)
-        self.steps.run("gmm", {"version": VERSION}, ("graph",), self._gmm)
+        self.steps.run("graph", self._language_inputs(), ("tri",), self._graph)
+        self.steps.run(
+            "gmm", {"version": VERSION, "units": self.options.units}, ("graph",), self._gmm
+        )
         self._write_left_out()
         return Evaluation.read(self.folder / "gmm")
 
     # ------------------------------------------------------------------ data
 
     def _data_inputs(self) -> Facts:
-        tables = ("wav.scp", "text", "segments", "utt2spk")
-        folders = [self.source, *(self.source / s for s in SPLITS)]
-        states = [file_state(f / t) for f in folders for t in tables if (f / t).exists()]
-        return {"tables": states, "held_out": self.options.held_out, "version": VERSION}
+        folders = [self.source]
+        if (self.source / "train").is_dir():
+            folders = [self.source / s for s in SPLITS if (self.source / s).is_dir()]
+        files = [path for folder in folders for path in deciding_files(folder)]
+        return {
+            "files": [file_state(path) for path in files],
+            "held_out": self.options.held_out,
+            "units": self.options.units,
+            "version": VERSION,
+        }
 
     def _data(self, out: Path) -> Facts:
         splits, left_out = read_splits(self.source, self.options.held_out, self.say)
         for split, utterances in splits.items():
-            rows = [asdict(u) | {"path": str(u.path.resolve())} for u in utterances]
+            rows = [
+                asdict(u) | {"path": str(u.path.resolve()), "words": self._units(u.words)}
+                for u in utterances
+            ]
             (out / f"{split}.json").write_text(json.dumps(rows))
         counts = {split: len(utterances) for split, utterances in splits.items()}
         said = ", ".join(f"{n:,} {split}" for split, n in counts.items()) + " utterances"
         return {"said": _with(said, left_out), "left_out": left_out, "utterances": counts}
+
+    def _units(self, words: Sequence[str]) -> Sequence[str]:
+        return characters(words) if self.options.units == "character" else words
 
     def _utterances(self, split: str) -> list[Utterance]:
         path = self.folder / "data" / f"{split}.json"
@@ -139,15 +172,21 @@ class Preparation:
         paths = sorted({u.path for s in self._splits() for u in self._utterances(s)})
         return {
             "audio": [file_state(p) for p in paths],
+            "kinds": self._kinds,
             "num_bins": self.options.num_bins,
+            "resample": self.options.resample,
             "version": VERSION,
         }
+
+    @property
+    def _kinds(self) -> tuple[Kind, ...]:
+        return tuple(dict.fromkeys((*self.options.features, GMM_KIND)))
 
     def _features(self, out: Path) -> Facts:
         left_out: dict[str, str] = {}
         by_split = {split: self._utterances(split) for split in self._splits()}
         everybody = [u for utterances in by_split.values() for u in utterances]
-        rate, num_samples = common_sample_rate(everybody, left_out)
+        rate, num_samples = common_sample_rate(everybody, left_out, self.options.resample)
         hours = {}
         for split, utterances in by_split.items():
             write_store(
@@ -155,13 +194,13 @@ class Preparation:
                 utterances,
                 num_samples,
                 rate,
-                KINDS,
+                self._kinds,
                 num_bins=self.options.num_bins,
                 left_out=left_out,
                 jobs=self.jobs,
                 show=self.show,
             )
-            store = FeatureStore(out / split, "fbank")
+            store = FeatureStore(out / split, GMM_KIND)
             if len(store) == 0:
                 raise SpeechError(f"nothing is left of {split}: {reasons(left_out)}")
             hours[split] = round(store.seconds / 3600, 4)
@@ -272,32 +311,44 @@ class Preparation:
 
     # ------------------------------------------------------------------ decoding
 
+    def _language_inputs(self) -> Facts:
+        facts: Facts = {"lm_order": self.options.lm_order, "version": VERSION}
+        for key in ("lm_text", "arpa"):
+            path = getattr(self.options, key)
+            if path:
+                facts[key] = file_state(Path(path))
+        return facts
+
     def _graph(self, out: Path) -> Facts:
-        lexicon = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
-        sentences = self.store("train").words
-        spoken = {w for words in sentences for w in words}
-        vocabulary = [w for w in lexicon.words if w in spoken]
+        acoustic = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
         model = GMMHMM.load(self.folder / "tri")
-        language = lm.estimate(sentences, vocabulary, self.options.lm_order)
+        source = LanguageSource(
+            self.options.lm_order, self.options.lm_text, self.options.arpa, self.options.units
+        )
+        language, lexicon = source.model(
+            self.store("train").words, acoustic, model.senones.phones, self.options.lexicon
+        )
         graph = decoding_graph(lexicon, language, model.senones, model.loop)
         graph.write(out)
-        facts: Facts = {"words": len(vocabulary), "states": graph.fst.num_states}
-        said = f"{len(vocabulary):,} words, {self.options.lm_order}-gram, "
-        said += f"{graph.fst.num_states:,} states"
+        facts: Facts = {"words": len(graph.words), "states": graph.fst.num_states}
+        said = f"{len(graph.words):,} words, {language.order}-gram, {graph.fst.num_states:,} states"
         if "test" in self._splits():
             tokens = [w for words in self.store("test").words for w in words]
-            unknown = [w for w in tokens if w not in spoken]
+            known = set(graph.words)
+            unknown = [w for w in tokens if w not in known]
             facts["unknown_share"] = len(unknown) / len(tokens)
             if unknown:
                 share = len(unknown) / len(tokens)
-                said += f"; {share:.1%} of the test words never occur in train (say {unknown[0]!r})"
+                said += f"; {share:.1%} of the test words are not known (say {unknown[0]!r})"
         return facts | {"said": said}
 
     def _gmm(self, out: Path) -> Facts:
         scorer = GMMScorer(
             self.folder / "features", self.folder / "tri", self.options.normalisation
         )
-        decoder = Decoder(scorer, self.folder / "graph", jobs=self.jobs, show=self.show)
+        decoder = Decoder(
+            scorer, self.folder / "graph", jobs=self.jobs, show=self.show, unit=self.options.units
+        )
         split = "test" if "test" in self._splits() else None
         found = evaluate(decoder, out, "GMM-HMM (maximum likelihood)", split)
         return {"said": f"{found.split} {found.score}"}
@@ -314,69 +365,3 @@ class Preparation:
 
 def _with(said: str, left_out: dict[str, str]) -> str:
     return said + (f"; {reasons(left_out)}" if left_out else "")
-
-
-# ---------------------------------------------------------------------------- splits
-
-
-def read_splits(
-    source: Path, held_out: float, say: Callable[[str], None]
-) -> tuple[dict[str, list[Utterance]], dict[str, str]]:
-    """Read train, dev and test; hold out of train what is missing.
-
-    `source` holds the folders train, dev and test (the last two if there are any), or is itself a
-    data directory, of which dev and test are then held out.
-    """
-    found: dict[str, DataDirectory] = {}
-    if is_data_directory(source / "train"):
-        for split in SPLITS:
-            if is_data_directory(source / split):
-                found[split] = read_data_directory(source / split)
-        wanted = ["dev"]
-    elif is_data_directory(source):
-        found["train"] = read_data_directory(source)
-        wanted = ["dev", "test"]
-    else:
-        raise SpeechError(
-            f"{source}: no Kaldi data directory: neither {source / 'train' / 'wav.scp'} nor "
-            f"{source / 'wav.scp'} exists"
-        )
-    left_out = {k: why for directory in found.values() for k, why in directory.left_out.items()}
-    splits = {split: directory.utterances for split, directory in found.items()}
-    _refuse_overlap(splits)
-    for split in wanted:
-        if split not in splits:
-            splits["train"], splits[split], how = hold_out(splits["train"], held_out, split)
-            say(f"no {split} data: {len(splits[split]):,} utterances {how} held out of train")
-    return {split: splits[split] for split in SPLITS if split in splits}, left_out
-
-
-def _refuse_overlap(splits: dict[str, list[Utterance]]) -> None:
-    train = {u.id for u in splits["train"]}
-    for split in ("dev", "test"):
-        both = train & {u.id for u in splits.get(split, [])}
-        if both:
-            raise SpeechError(
-                f"{len(both)} utterances are in train and in {split}, for example {min(both)!r}: "
-                "results would be worthless; remove them from one"
-            )
-
-
-def hold_out(
-    utterances: list[Utterance], share: float, name: str
-) -> tuple[list[Utterance], list[Utterance], str]:
-    """Take about `share` of the utterances away: whole speakers if there are enough of them."""
-    speakers = {u.speaker for u in utterances}
-    by_speaker = MIN_SPEAKERS <= len(speakers) < len(utterances)
-    keys = sorted(speakers if by_speaker else {u.id for u in utterances})
-    keys.sort(key=lambda key: stable_seed("held out", name, key))
-    chosen = set(keys[: max(1, round(share * len(keys)))])
-
-    def taken(u: Utterance) -> bool:
-        return (u.speaker if by_speaker else u.id) in chosen
-
-    how = f"of {len(chosen)} speakers" if by_speaker else "of the training speakers"
-    rest = [u for u in utterances if not taken(u)]
-    if not rest:
-        raise SpeechError(f"{len(utterances)} utterances are too few to hold out any for {name}")
-    return rest, [u for u in utterances if taken(u)], how

@@ -9,6 +9,7 @@ the network itself makes of them (`hocket.speech.priors`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hocket.models import MODELS
+from hocket.progress import progress
 from hocket.speech.decoding import Decoder, Search
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
@@ -38,8 +40,7 @@ class NetworkScorer:
 
     def store(self, split: str) -> FeatureStore:
         """Open the features the network was trained on."""
-        task = task_of(self.run)
-        return FeatureStore(task.folder / "features" / split, task.features, task.normalisation)
+        return task_of(self.run).store(split)
 
     def scores(self, store: FeatureStore, number: int) -> NDArray[np.float32]:
         """Return eq. 1 for every frame and senone."""
@@ -98,6 +99,36 @@ def _known(kind: Any, table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if key in names}
 
 
+def _chosen_split(task: SpeechTask, split: str | None) -> str:
+    have = [s for s in ("dev", "test") if (task.folder / "features" / s).is_dir()]
+    if split is None:
+        split = have[-1]
+    if split not in have:
+        raise SpeechError(
+            f"{task.folder} has no {split!r} split, only {' and '.join(have)}: prepare it from "
+            f"data with a folder {split}, or give --split dev"
+        )
+    return split
+
+
+def loglikes(
+    run: Path, split: str | None, *, priors: Priors = "alignment", show: bool = True
+) -> tuple[str, Iterator[tuple[str, NDArray[np.float32]]]]:
+    """Return the split, and each utterance's log-likelihoods (eq. 1), for other decoders."""
+    split = _chosen_split(task_of(run), split)
+    scorer = NetworkScorer(run, priors)
+    store = scorer.store(split)
+
+    def matrices() -> Iterator[tuple[str, NDArray[np.float32]]]:
+        title = f"log-likelihoods of {split}"
+        with progress(title, float(len(store)), unit="utterances", wanted=show) as advance:
+            for number, name in enumerate(store.ids):
+                yield name, scorer.scores(store, number)
+                advance(1.0)
+
+    return split, matrices()
+
+
 def decode_run(
     run: Path,
     *,
@@ -109,21 +140,16 @@ def decode_run(
 ) -> Evaluation:
     """Tune on dev, decode, and write RUN/decode."""
     task = task_of(run)
-    have = [s for s in ("dev", "test") if (task.folder / "features" / s).is_dir()]
-    if split is None:
-        split = have[-1]
-    if split not in have:
-        raise SpeechError(
-            f"{task.folder} has no {split!r} split, only {' and '.join(have)}: prepare it from "
-            f"data with a folder {split}, or give --split dev"
-        )
+    split = _chosen_split(task, split)
     graph = task.folder / "graph"
     if not (graph / "HCLG.fst").exists():
         raise SpeechError(
-            f"{task.folder} has no decoding graph: finish it with "
-            f"`hocket prepare DATA --out {task.folder}`"
+            f"{task.folder} has no decoding graph: finish it with `hocket prepare DATA --out "
+            f"{task.folder}`, or, if it was imported from Kaldi, decode there: --write-loglikes"
         )
     tables = json.loads((run / "config.json").read_text())
     name = f"{tables['strategy']['name']}, {tables['runtime']['learners']} learner(s)"
-    decoder = Decoder(NetworkScorer(run, priors), graph, search, jobs, show)
+    gmm = task.folder / "gmm"
+    unit = Evaluation.read(gmm).score.unit if gmm.is_dir() else "word"
+    decoder = Decoder(NetworkScorer(run, priors), graph, search, jobs, show, unit)
     return evaluate(decoder, run / "decode", name, None if split == "dev" else split)

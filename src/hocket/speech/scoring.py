@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 import kaldialign
 
@@ -15,6 +16,8 @@ from hocket.speech.errors import SpeechError
 
 REPLICATIONS = 2000
 Words = Sequence[str]
+Unit: TypeAlias = Literal["word", "character"]
+RATES: Final[dict[Unit, str]] = {"word": "WER", "character": "CER"}
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,14 @@ class Score:
     speakers: dict[str, Errors]
     utterances: int
     wrong_utterances: int
+    unit: Unit = "word"
 
     def __str__(self) -> str:
         e = self.errors
         return (
-            f"WER {e.rate:.2%} [{self.low:.2%}, {self.high:.2%}], {e.total} errors in {e.words:,} "
-            f"words ({e.substitutions} sub, {e.deletions} del, {e.insertions} ins)"
+            f"{RATES[self.unit]} {e.rate:.2%} [{self.low:.2%}, {self.high:.2%}], {e.total} errors "
+            f"in {e.words:,} {self.unit}s ({e.substitutions} sub, {e.deletions} del, "
+            f"{e.insertions} ins)"
         )
 
 
@@ -62,10 +67,13 @@ def count(refs: Sequence[Words], hyps: Sequence[Words]) -> Errors:
     return Errors(found["ref_len"], found["sub"], found["del"], found["ins"])
 
 
-def score(
-    refs: Mapping[str, Words], hyps: Mapping[str, Words], speakers: Mapping[str, str] | None = None
-) -> Score:
-    """Compare hypotheses with references, utterance by utterance; both must hold the same ones."""
+def characters(words: Words) -> list[str]:
+    """Cut into characters; spaces do not count."""
+    return list("".join(words))
+
+
+def check_same(refs: Mapping[str, Words], hyps: Mapping[str, Words]) -> None:
+    """Raise unless hypotheses and references are of the same utterances."""
     if not refs:
         raise SpeechError("nothing to score: the reference is empty")
     missing = refs.keys() - hyps.keys()
@@ -80,6 +88,19 @@ def score(
             f"{len(strange)} hypotheses are of utterances that the reference lacks, for example "
             f"{min(strange)!r}: is it the reference of another set?"
         )
+
+
+def score(
+    refs: Mapping[str, Words],
+    hyps: Mapping[str, Words],
+    speakers: Mapping[str, str] | None = None,
+    unit: Unit = "word",
+) -> Score:
+    """Compare hypotheses with references, utterance by utterance; both must hold the same ones."""
+    check_same(refs, hyps)
+    if unit == "character":
+        refs = {name: characters(words) for name, words in refs.items()}
+        hyps = {name: characters(words) for name, words in hyps.items()}
     ids = sorted(refs)
     pairs = [(list(refs[i]), list(hyps[i])) for i in ids]
     all_refs, all_hyps = [r for r, _ in pairs], [h for _, h in pairs]
@@ -97,4 +118,5 @@ def score(
         },
         len(ids),
         sum(r != h for r, h in pairs),
+        unit,
     )

@@ -12,11 +12,13 @@ holds the pages it touches, and the system may drop them, so 100 hours need no m
 from __future__ import annotations
 
 import json
+import os
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from hocket.errors import ConfigError
@@ -45,6 +47,7 @@ class FeatureStore:
         except (OSError, ValueError) as error:
             raise SpeechError(
                 f"{folder} holds no {kind} features that can be read ({error}): prepare it again"
+                f"{_others(folder, kind)}"
             ) from error
         rows = facts["utterances"]
         self.sample_rate: int = facts["sample_rate"]
@@ -118,3 +121,38 @@ class FeatureStore:
         ends = np.cumsum(self.frames[chosen])
         at = np.searchsorted(ends, frames, side="right")
         return chosen[at], frames - (ends[at] - self.frames[chosen][at])
+
+
+def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Begin a memory-mapped file whose space is there.
+
+    A file that only claims its size meets a full disk in the middle of a write to memory, and the
+    process is killed without a word; asked for at once, the lack of space is an error.
+    """
+    file = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    size = path.stat().st_size
+    try:
+        with path.open("r+b") as opened:
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(opened.fileno(), 0, size)
+    except OSError as error:
+        path.unlink()
+        raise SpeechError(
+            f"{path}: no room for {size / 1e6:,.0f} MB ({error.strerror}): free some space and run "
+            "the same command again; finished steps are kept"
+        ) from error
+    return file
+
+
+def kinds_in(folder: Path) -> list[Kind]:
+    """Return the kinds of features of a split, the one that networks read by default first."""
+    try:
+        kinds: list[Kind] = json.loads((folder / "index.json").read_text())["kinds"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return kinds
+
+
+def _others(folder: Path, kind: Kind) -> str:
+    others = [k for k in kinds_in(folder) if k != kind]
+    return f" with --features {kind}, or use {' or '.join(others)}" if others else ""

@@ -25,7 +25,8 @@ from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
 from hocket.models.model import TRANSFORM_FRAMES, Model, evenly_spaced
 from hocket.numerics import stable_seed
-from hocket.speech.store import FeatureStore, Normalisation
+from hocket.speech.features import Kind
+from hocket.speech.store import FeatureStore, Normalisation, kinds_in
 from hocket.task import Item, Loss, Task
 
 DEV_BATCH = 4096  # frames; the dev set is evaluated without a backward pass
@@ -68,7 +69,7 @@ class SpeechTask(Task):
     experiment: str
     context: int = 5  # frames on each side: 11 in all
     batch_frames: int = 256
-    features: Literal["fbank", "mfcc"] = "fbank"
+    features: Literal["auto", Kind] = "auto"  # auto: the first of `prepare --features`
     normalisation: Normalisation = "speaker"
     model: Model = field(default_factory=DNN)
 
@@ -112,11 +113,22 @@ class SpeechTask(Task):
             opened[split] = self._open(split)
         return opened[split]
 
+    @property
+    def kind(self) -> Kind:
+        """The features that the network reads."""
+        if self.features != "auto":
+            return self.features
+        return next(iter(kinds_in(self.folder / "features" / "train")), "fbank")
+
+    def store(self, split: str) -> FeatureStore:
+        """Open the features of a split."""
+        return FeatureStore(self.folder / "features" / split, self.kind, self.normalisation)
+
     def _open(self, split: str) -> Labelled:
         path = self.folder / "alignment" / f"{split}.npy"
         if not path.exists():
             raise TaskError(f"{self.folder} has no aligned split {split!r}")
-        store = FeatureStore(self.folder / "features" / split, self.features, self.normalisation)
+        store = self.store(split)
         labels = np.load(path, mmap_mode="r")
         numbers = np.flatnonzero(labels[store.first] >= 0)
         return Labelled(store, labels, numbers, np.cumsum(store.frames[numbers]))

@@ -4,6 +4,7 @@
     DIR/wav/SPEAKER/        the audio
     DIR/noise/SPLIT/        the noise recordings of a split
     DIR/lexicon.txt         what the synthesiser pronounced, word by word
+    DIR/lm.txt              more sentences of the same grammar, for a language model
     DIR/corpus.json         how all this was made
 
 Voices, rooms and noise of the three splits are disjoint; half of the speakers of each are women. A
@@ -34,7 +35,7 @@ from hocket.parallel import chunks, default_jobs, ordered_map
 from hocket.progress import progress
 from hocket.speech.corpus import acoustics, espeak
 from hocket.speech.corpus.acoustics import Signal
-from hocket.speech.corpus.options import NUM_NOISES, SENTENCES, SPLITS, CorpusOptions
+from hocket.speech.corpus.options import KINDS, NUM_NOISES, SPLITS, CorpusOptions
 from hocket.speech.corpus.recording import NOISE_LEVEL, Microphone
 from hocket.speech.errors import SpeechError
 
@@ -43,7 +44,6 @@ NOISE_S: Final = 12.0
 BABBLE_EVERY: Final = 3  # every third noise recording is babble
 SPEAKER_S: Final = 20.0  # of speech by one speaker, unless voices run out
 GROUP: Final = 8  # speakers of one job: a fresh process costs as much as several seconds of speech
-COMMA_SHARE: Final = 0.15  # of the gaps between words: a pause
 STOPS: Final = frozenset(["p", "t", "k", "b", "d", "g", "t[", "tS", "dZ"])
 
 
@@ -74,7 +74,9 @@ def plan(options: CorpusOptions) -> list[Speaker]:
             count = round(SHARE[split] * len(all_names))
             chosen = all_names[taken[sex] : taken[sex] + count]
             taken[sex] += count
-            pairs = [f"{accent}+{name}" for name in chosen for accent in espeak.ACCENTS]
+            pairs = [
+                f"{accent}+{name}" for name in chosen for accent in KINDS[options.kind].accents
+            ]
             pools[sex] = [pairs[i] for i in rng.permutation(len(pairs))]
         speakers += _speakers(options, split, pools, rng)
     return speakers
@@ -146,8 +148,9 @@ def _speak(
     espeak-ng calls the release of a stop its beginning (seen in the audio: 40 ms of silence before
     it). The closure belongs to the stop, so a stop is said here to begin where silence does.
     """
-    words = SENTENCES[options.kind](rng)
-    commas = rng.random(len(words)) < COMMA_SHARE
+    kind = KINDS[options.kind]
+    words = kind.sentence(rng)
+    commas = rng.random(len(words)) < kind.comma_share
     text = " ".join(w + "," * int(comma) for w, comma in zip(words, commas, strict=True))
     spoken = synthesiser.say(
         text,
@@ -259,8 +262,10 @@ def build(
             pass
     records = list(_spoken(options, speakers, root, jobs, show))
     for split in SPLITS:
-        _write_data_directory(root / split, [r for r in records if r["speaker"]["split"] == split])
+        of_split = [r for r in records if r["speaker"]["split"] == split]
+        _write_data_directory(root / split, of_split, KINDS[options.kind].space)
     _write_lexicon(root / "lexicon.txt", records)
+    _write_lm_text(root / "lm.txt", options)
     facts |= {
         split: {
             "speakers": sum(r["speaker"]["split"] == split for r in records),
@@ -317,13 +322,13 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def _write_data_directory(folder: Path, records: list[dict[str, Any]]) -> None:
+def _write_data_directory(folder: Path, records: list[dict[str, Any]], space: str) -> None:
     folder.mkdir(exist_ok=True)
     records = sorted(records, key=lambda r: str(r["speaker"]["id"]))
     pairs = [(r["speaker"], u) for r in records for u in r["utterances"]]
     put = partial(_write_table, folder)
     put("wav.scp", ((u["id"], u["wav"]) for _, u in pairs))
-    put("text", ((u["id"], " ".join(u["words"])) for _, u in pairs))
+    put("text", ((u["id"], space.join(u["words"])) for _, u in pairs))
     put("utt2spk", ((u["id"], s["id"]) for s, u in pairs))
     put("utt2dur", ((u["id"], f"{u['duration_s']:.4f}") for _, u in pairs))
     put(
@@ -352,13 +357,29 @@ def _write_table(folder: Path, name: str, rows: Iterator[tuple[str, str]]) -> No
     (folder / name).write_text("".join(f"{key} {value}\n" for key, value in rows))
 
 
+def _write_lm_text(path: Path, options: CorpusOptions) -> None:
+    kind = KINDS[options.kind]
+    rng = np.random.default_rng([options.seed, 5])
+    rows = [kind.space.join(kind.sentence(rng)) + "\n" for _ in range(kind.lm_sentences)]
+    if rows:
+        path.write_text("".join(rows))
+
+
 def _write_lexicon(path: Path, records: list[dict[str, Any]]) -> None:
-    """Every way each word was pronounced in training, the most frequent first."""
+    """Every way each word was pronounced in training, the most frequent first.
+
+    espeak-ng says some words as one ("of the"): such a sentence has fewer spoken words than written
+    ones, nothing tells which phones are whose, and it is passed over.
+    """
     seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for record in records:
         if record["speaker"]["split"] != "train":
             continue
         for utterance in record["utterances"]:
+            if max((w for _, _, w in utterance["phones"]), default=0) + 1 != len(
+                utterance["words"]
+            ):
+                continue
             for number, word in enumerate(utterance["words"]):
                 phones = tuple(
                     n for n, _, w in utterance["phones"] if w == number and n != espeak.PAUSE

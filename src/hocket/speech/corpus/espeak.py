@@ -30,16 +30,6 @@ _STRESS: Final = "',%=|"  # marks before a phoneme's name that are not part of i
 _VARIANT: Final = "0123456789#-"  # marks after it
 PAUSE: Final = "SIL"
 
-ACCENTS: Final = (
-    "gmw/en",  # British, under the name that selects it
-    "gmw/en-US",
-    "gmw/en-US-nyc",
-    "gmw/en-GB-scotland",
-    "gmw/en-GB-x-gbclan",
-    "gmw/en-GB-x-gbcwmd",
-    "gmw/en-GB-x-rp",
-    "gmw/en-029",
-)
 # Robots, whispers and demons: nobody speaks to a recogniser like that.
 _LEFT_OUT: Final = frozenset(
     [

@@ -8,15 +8,43 @@ from typing import Final
 
 import numpy as np
 
-from hocket.errors import require
-from hocket.speech.corpus import digits
+from hocket.errors import nearest, require
+from hocket.speech.corpus import assistant, digits, mandarin
 
 SPLITS: Final = ("train", "dev", "test")
 NUM_NOISES: Final = {"train": 24, "dev": 8, "test": 8}
 NUM_ROOMS: Final = {"train": 40, "dev": 12, "test": 12}
 
 Sentence = Callable[[np.random.Generator], list[str]]
-SENTENCES: Final[dict[str, Sentence]] = {"digits": digits.sentence}
+
+ENGLISH: Final = (
+    "gmw/en",  # British, under the name that selects it
+    "gmw/en-US",
+    "gmw/en-US-nyc",
+    "gmw/en-GB-scotland",
+    "gmw/en-GB-x-gbclan",
+    "gmw/en-GB-x-gbcwmd",
+    "gmw/en-GB-x-rp",
+    "gmw/en-029",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is said, in which accents, and how it is written."""
+
+    sentence: Sentence
+    accents: tuple[str, ...] = ENGLISH
+    comma_share: float = 0.15  # of the gaps between words: a pause
+    space: str = " "  # between two words of a transcript
+    lm_sentences: int = 0  # more of the same, as text alone, for a language model
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "digits": Kind(digits.sentence),
+    "assistant": Kind(assistant.GRAMMAR.sentence, comma_share=0.03, lm_sentences=20_000),
+    "mandarin": Kind(mandarin.sentence, accents=("sit/cmn",), space=""),
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +59,10 @@ class CorpusOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(self.kind in SENTENCES, f"no corpus {self.kind!r}: there is {', '.join(SENTENCES)}")
+        require(
+            self.kind in KINDS,
+            f"no corpus {self.kind!r}: there are {', '.join(KINDS)}.{nearest(self.kind, KINDS)}",
+        )
         require(0 < self.hours <= 1000, f"--hours must be above 0, not {self.hours:g}")
         require(
             self.held_out_hours is None or self.held_out_hours > 0,

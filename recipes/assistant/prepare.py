@@ -1,0 +1,22 @@
+"""The task of the final tables: `python recipes/assistant/prepare.py exp/assistant`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hocket.recipe import Recipe, main
+from hocket.speech.corpus.options import CorpusOptions
+from hocket.speech.gmm_training import GMMOptions
+from hocket.speech.prepare import PrepareOptions
+
+RECIPE = Recipe(
+    "assistant",
+    CorpusOptions("assistant", hours=6.0, held_out_hours=0.5, snr_db=(5.0, 25.0)),
+    PrepareOptions(gmm=GMMOptions(senones=800)),
+    Path(__file__).with_name("train.toml"),
+    lm_text=True,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(RECIPE))

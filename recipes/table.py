@@ -1,0 +1,209 @@
+"""The README's table, by one command: every strategy on `sweep`, the best few on `assistant`.
+
+    python recipes/table.py --tasks exp --out results            # all of it, several hours
+    python recipes/table.py --tasks exp --out results --only sweep --seeds 1 --epochs 1
+
+Makes the tasks if they are not there, trains every strategy that this version has with every seed,
+decodes, and writes OUT/table.md. What is finished is kept: an interrupted call goes on. Strategies
+that need several learners run in the simulator on as many equal learners: every frame is
+computed once, so the models are those of real learners and the times are the cluster's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+import hocket
+from hocket import config
+from hocket.errors import DivergedError, HocketError
+from hocket.parallel import default_jobs
+from hocket.recipe import Recipe
+from hocket.report.runs import read_errors, read_run
+from hocket.speech.decoding import Search
+from hocket.speech.recognition import decode_run
+from hocket.strategies import STRATEGIES
+
+HERE = Path(__file__).parent
+BEST = 3  # strategies, beside the sequential one, that go on to `assistant`
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy on one task, over its seeds."""
+
+    strategy: str
+    learners: int
+    losses: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    rates: tuple[float, ...]
+    frames_per_s: float
+
+    def cells(self, base: Row) -> list[str]:
+        """The row of the table."""
+        return [
+            f"`{self.strategy}`",
+            str(self.learners),
+            f"{self.frames_per_s / base.frames_per_s:.1f}",
+            _spread(self.losses, "{:.3f}"),
+            _spread(self.accuracies, "{:.1%}"),
+            _spread(self.rates, "{:.1%}"),
+        ]
+
+
+def _spread(values: tuple[float, ...], form: str) -> str:
+    middle = form.format(mean(values))
+    return f"{middle} ± {form.format(stdev(values))}" if len(values) > 1 else middle
+
+
+def recipe_of(name: str) -> Recipe:
+    """Read a recipe's file."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", HERE / name / "prepare.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recipe: Recipe = module.RECIPE
+    return recipe
+
+
+def learners_of(strategy: str, wanted: int) -> int:
+    """As many learners as wanted, or as the strategy takes."""
+    most = STRATEGIES[strategy].max_learners
+    return wanted if most is None else min(wanted, most)
+
+
+def run_one(
+    task: Path, out: Path, strategy: str, learners: int, seed: int, epochs: int | None
+) -> Path:
+    """Train and decode one run, unless it is there."""
+    folder = out / f"{strategy}-{learners}-seed{seed}"
+    if not _ended(folder):
+        schedule = config.defaults(str(task)).get("schedule", {})
+        if epochs is not None:
+            schedule["epochs"] = epochs
+        begun = any((folder / "checkpoints").glob("[0-9]*"))
+        result = hocket.simulate(
+            str(task),
+            strategy=strategy,
+            cluster=learners,
+            schedule=schedule,
+            seed=seed,
+            out=folder,
+            resume=begun,
+            threads=default_jobs(),
+        )
+        if result.stopped:  # by Ctrl-C, with a checkpoint
+            raise KeyboardInterrupt
+    if not (folder / "decode" / "result.json").exists():
+        decode_run(folder, split="test", jobs=default_jobs(), search=Search())
+    return folder
+
+
+def _ended(folder: Path) -> bool:
+    """True if a run came to its end; one that was stopped has a model, too."""
+    if not (folder / "model.safetensors").exists():
+        return False
+    return not read_run(folder).summary["stopped"]
+
+
+def row_of(folders: list[Path], strategy: str, learners: int) -> Row:
+    """Gather what the runs of one strategy came to."""
+    runs = [read_run(folder) for folder in folders]
+    rates = [run.errors.rate for run in runs if run.errors is not None]
+    return Row(
+        strategy,
+        learners,
+        tuple(float(run.summary["loss"]) for run in runs),
+        tuple(float(run.summary["accuracy"]) for run in runs),
+        tuple(rates),
+        mean(run.frames_per_s for run in runs),
+    )
+
+
+def table(title: str, rows: list[Row], gmm: float) -> str:
+    """Markdown."""
+    base = next(row for row in rows if row.strategy == "sequential")
+    head = ["strategy", "P", "frames/s, relative", "dev loss", "frame accuracy", "WER"]
+    lines = [f"### {title}", "", " | ".join(head), "|".join(["---"] * len(head))]
+    lines += [" | ".join(row.cells(base)) for row in rows]
+    lines.append(" | ".join(["GMM-HMM", "-", "-", "-", "-", f"{gmm:.1%}"]))
+    return "\n".join(lines) + "\n"
+
+
+def one_task(name: str, args: argparse.Namespace, strategies: list[str]) -> list[Row]:
+    """Make a task, run all strategies on it, and write its part of the table."""
+    task = args.tasks / name
+    recipe_of(name).make(task)
+    rows: list[Row] = []
+    diverged: list[str] = []
+    for strategy in strategies:
+        learners = learners_of(strategy, args.learners)
+        try:
+            folders = [
+                run_one(task, args.out / name, strategy, learners, seed, args.epochs)
+                for seed in range(args.seeds)
+            ]
+        except DivergedError as error:  # a result, too
+            print(f"{strategy} on {name}: {error}", file=sys.stderr)
+            diverged.append(strategy)
+            continue
+        rows.append(row_of(folders, strategy, learners))
+    gmm = read_errors(task / "gmm" / "result.json")
+    text = table(f"`recipes/{name}`, {args.seeds} seeds", rows, gmm.rate if gmm else float("nan"))
+    text += "".join(f"\n`{strategy}` diverged.\n" for strategy in diverged)
+    (args.out / f"{name}.md").write_text(text)
+    return rows
+
+
+def best_of(rows: list[Row]) -> list[str]:
+    """The sequential strategy, and the ones with the lowest dev loss."""
+    others = sorted((r for r in rows if r.strategy != "sequential"), key=lambda r: mean(r.losses))
+    return ["sequential", *(row.strategy for row in others[:BEST])]
+
+
+def main() -> int:
+    """Make the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--tasks", type=Path, required=True, metavar="DIR", help="where the tasks are, or will be")
+    add("--out", type=Path, required=True, metavar="DIR", help="for the runs and the table")
+    add("--learners", type=int, default=8, metavar="P", help="(8)")
+    add("--seeds", type=int, default=3, metavar="N", help="(3)")
+    add("--only", choices=["sweep"], help="leave `assistant` out")
+    add("--strategies", metavar="NAMES", help="with commas (default: all)")
+    add("--epochs", type=int, metavar="N", help="for a trial: other than the recipe's")
+    args = parser.parse_args()
+    chosen = args.strategies.split(",") if args.strategies else list(STRATEGIES)
+    strategies = list(dict.fromkeys(["sequential", *chosen]))
+    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in strategies:
+            config.choose(STRATEGIES, {"name": name}, "strategy", "")
+        rows = one_task("sweep", args, strategies)
+        if args.only is None:
+            one_task("assistant", args, best_of(rows))
+    except HocketError as error:
+        print(f"table: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("table: stopped; the same command goes on", file=sys.stderr)
+        return 130
+    parts = [
+        p.read_text() for p in (args.out / "sweep.md", args.out / "assistant.md") if p.exists()
+    ]
+    (args.out / "table.md").write_text("\n".join(parts))
+    print((args.out / "table.md").read_text())
+    (args.out / "arguments.json").write_text(json.dumps(vars(args), default=str))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
