@@ -20,6 +20,7 @@ from hocket.errors import ConfigError, HocketError, require
 from hocket.report import page
 from hocket.report.runs import read_run
 from hocket.reproduce import command as reproduce
+from hocket.results import slow_learner
 from hocket.runtime import rundir
 from hocket.runtime.cost import Cluster
 
@@ -282,6 +283,8 @@ def _finish(result: Result, command: str) -> int:
         f"{result.frames:,} frames in {result.time_s:.2f} s ({result.clock} clock) = "
         f"{result.frames_per_s:,.0f} frames/s; evaluation and checkpoints {result.aside_s:.2f} s"
     )
+    if (slow := slow_learner(result)) is not None:
+        console.print(slow)
     if result.stopped:
         console.print(f"stopped; continue with: hocket {command} --resume --out {result.run_dir}")
         return STOPPED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,29 @@ def of_simulated(simulator: Simulator, path: Path, out: Path | None) -> Result:
         run_dir=out,
         trace_digest=simulator.trace.digest,
     )
+
+
+SLOW = 0.7  # a learner is called slow if it does less than this share of what the median one does
+
+
+def slow_learner(result: Result) -> str | None:
+    """Name a learner that is much slower than the others, and what that means for them."""
+    there = [one for one in result.learners if not one.lost and one.frames]
+    if len(there) < 3:
+        return None
+    last = min(there, key=lambda one: one.frames)
+    usual = statistics.median(one.frames for one in there)
+    if last.frames < SLOW * usual:
+        share = f"{last.frames / usual:.0%} of the frames of the median learner"
+        return f"rank {last.rank} is slow: {share}; the others do not wait for it"
+    busiest = max(there, key=lambda one: one.utilisation)
+    computing = statistics.median(one.utilisation for one in there)
+    if computing < SLOW * busiest.utilisation:
+        return (
+            f"rank {busiest.rank} is slow: it computes {busiest.utilisation:.0%} of the time, the "
+            f"median learner {computing:.0%}, waiting for it; a ring (adpsgd) would not wait"
+        )
+    return None
 
 
 def summary_event(result: Result) -> dict[str, Any]:

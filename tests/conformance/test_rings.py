@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +14,24 @@ from helpers.tasks import DIM, Quadratic, acoustic
 from reference import ring_twin
 from torch import nn
 
-from hocket import ADPSGD, DPSGD, SGD, Cluster, Constant, DelayByOne, Host, Loss, Slow, topology
+from hocket import (
+    ADPSGD,
+    DPSGD,
+    SGD,
+    Cluster,
+    Constant,
+    DelayByOne,
+    Host,
+    Loss,
+    Sequential,
+    Slow,
+    topology,
+)
 from hocket.errors import ConfigError
 from hocket.experiment import Experiment, RuntimeOptions
+from hocket.report.page import write_page
+from hocket.report.runs import read_run
+from hocket.results import slow_learner
 from hocket.runtime.simulator import Simulator
 
 Ring = Literal["fixed", "random"]
@@ -211,3 +227,31 @@ def test_the_simulator_can_slow_one_learner_for_a_while() -> None:
     a, b = (simulated(task, ADPSGD(), c, schedule=PLAIN) for c in (cluster, hit))
     assert a.frames == b.frames
     assert b.learners[2].frames < a.learners[2].frames
+
+
+# ------------------------------------------------------------------ what a user is told
+
+
+def test_the_slow_learner_is_named() -> None:
+    """Where nobody waits for it by its frames, where all do by how busy it is."""
+    task = Quadratic(num_items=200)
+    slow = Cluster((Host(count=5, frames_per_s=400.0),), slow=(Slow(rank=3, factor=10.0),))
+    even = Cluster((Host(count=5, frames_per_s=400.0),))
+    apart = slow_learner(simulated(task, ADPSGD(), slow, schedule=PLAIN))
+    assert apart is not None
+    assert apart.startswith("rank 3 is slow: ")
+    assert "do not wait for it" in apart
+    together = slow_learner(simulated(task, DelayByOne(), slow, schedule=PLAIN))
+    assert together is not None
+    assert together.startswith("rank 3 is slow: it computes")
+    assert slow_learner(simulated(task, ADPSGD(), even, schedule=PLAIN)) is None
+
+
+def test_the_report_draws_how_far_models_were_apart(tmp_path: Path) -> None:
+    for name, strategy in (("ring", ADPSGD()), ("alone", Sequential())):
+        learners = 4 if name == "ring" else 1
+        simulated(Quadratic(), strategy, learners, out=tmp_path / name)
+    for runs, drawn in ((["ring", "alone"], True), (["alone"], False)):
+        page = tmp_path / "page.html"
+        write_page(page, "rings", [read_run(tmp_path / run) for run in runs])
+        assert ("distance from consensus" in page.read_text()) == drawn

@@ -5,7 +5,7 @@ Everything is inside the file (style, drawings, numbers): it can be mailed, or k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from typing import Final
 
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Bar, Series
-from hocket.report.runs import COMMUNICATE, COMPUTE, EVALUATE, RunRecord, WordErrors
+from hocket.report.runs import COMMUNICATE, COMPUTE, EVALUATE, Point, RunRecord, WordErrors
 
 KINDS: Final = {COMPUTE: "#3a8f5c", COMMUNICATE: "#d1622b", EVALUATE: "#8a5bb0"}
 WAITING: Final = "#e4e1da"
@@ -56,6 +56,7 @@ def write_page(
         "<h2>Learning</h2>",
         legend([(run.name, COLOURS[n % len(COLOURS)]) for n, run in enumerate(runs)]),
         _curves(runs),
+        _apart(runs),
         _word_errors(runs, gmm),
         _timelines(runs),
         _facts(runs),
@@ -171,6 +172,22 @@ def _curves(runs: Sequence[RunRecord]) -> str:
         for accuracy in (False, True)
         for by_time, against in ((True, "time"), (False, "frames"))
     )
+
+
+def _apart(runs: Sequence[RunRecord]) -> str:
+    """Draw how far the learners' models were apart, and how stale gradients, where they were."""
+
+    def chart(title: str, of: Callable[[Point], float | None]) -> str:
+        series = []
+        for n, run in enumerate(runs):
+            seen = [(p.train_s, value) for p in run.points if (value := of(p)) is not None]
+            if seen:
+                series.append(Series(run.name, seen, COLOURS[n % len(COLOURS)]))
+        return charts.lines(title, "seconds of training", series) if series else ""
+
+    drawn = chart("distance from consensus, relative to the mean", lambda p: p.consensus)
+    drawn += chart("staleness: mixes while a gradient is computed", lambda p: p.staleness)
+    return f"<h2>Models apart</h2>{drawn}" if drawn else ""
 
 
 def _word_errors(runs: Sequence[RunRecord], gmm: WordErrors | None) -> str:

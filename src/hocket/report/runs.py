@@ -21,6 +21,8 @@ class Point:
     frames: int
     loss: float
     accuracy: float
+    consensus: float | None = None  # how far models are apart, relative to their mean
+    staleness: float | None = None  # of gradients
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,14 @@ def read_run(path: Path) -> RunRecord:
     if summary is None:
         raise ConfigError(f"{path} has not ended yet: finish it with --resume --out {path}")
     points = [
-        Point(row["train_s"], row["frames"], row["loss"], row["accuracy"])
+        Point(
+            row["train_s"],
+            row["frames"],
+            row["loss"],
+            row["accuracy"],
+            row.get("consensus"),
+            row.get("staleness"),
+        )
         for row in rows
         if row["event"] == "eval" and row["loss"] is not None
     ]
