@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
+from hocket.learner import Learner
 
 BATCH, INPUTS, WIDTH, LAYERS, CLASSES = 256, 440, 1024, 5, 2000
 WARM_UP = 4
@@ -229,6 +230,42 @@ def hocket_kstep(steps: int, folder: str) -> None:
     _hocket(hocket.KStep(sync_every=SYNC_EVERY), 2, steps, folder)
 
 
+def hocket_adpsgd(steps: int, folder: str) -> None:
+    _hocket(hocket.ADPSGD(), 2, steps, folder)
+
+
+def hocket_delay_by_one(steps: int, folder: str) -> None:
+    _hocket(hocket.DelayByOne(), 2, steps, folder)
+
+
+@dataclass(frozen=True)
+class Meet(hocket.Strategy):
+    """Meets after every minibatch and exchanges one number: what waiting alone costs."""
+
+    name: ClassVar[str] = "meet"
+    paper: ClassVar[str] = ""
+    summary: ClassVar[str] = "for comparison only"
+    commits_when: ClassVar[str] = "all have met"
+    synchronous: ClassVar[bool] = True
+    evaluates: ClassVar = "average"
+
+    def gain(self, num_learners: int) -> float:
+        """As if the models were averaged."""
+        return 1.0 / num_learners
+
+    async def run(self, me: Learner, state: hocket.State) -> hocket.State:
+        """Step alone, then meet."""
+        while (await me.boundary(state)).go_on:
+            me.step_(state.params, await me.gradient(state.params), state.optimizer)
+            await me.allreduce(torch.zeros(1))
+            await me.commit()
+        return state
+
+
+def hocket_meet(steps: int, folder: str) -> None:
+    _hocket(Meet(), 2, steps, folder)
+
+
 # ---------------------------------------------------------------------------- the core itself
 
 
@@ -258,6 +295,9 @@ CONTENDERS: dict[str, Callable[[int, str], None]] = {
     "post-local-sgd-2": post_local_sgd,
     "hocket-allreduce-2": hocket_allreduce,
     "hocket-kstep-2": hocket_kstep,
+    "hocket-meet-2": hocket_meet,
+    "hocket-delay-by-one-2": hocket_delay_by_one,
+    "hocket-adpsgd-2": hocket_adpsgd,
 }
 
 # With --averaging: two learners that meet every SYNC_EVERY minibatches, method by method.
