@@ -7,10 +7,11 @@ Contenders (see contenders.py) run one after another, in an order that is shuffl
 repeat, so that what else the machine does hits all alike. A ratio is taken within a repeat; its
 median and its range over the repeats are printed, by the clock and by processor time.
 
-Goals: one learner >= 1.0 of the plain loop; `allreduce` >= 0.95, `kstep` and the other averaging
-methods with K = 16 >= 0.98 of two processes that do not communicate, the physical limit of two; `adpsgd`, which exchanges models after
-every minibatch, >= 0.90 (the aim is 0.95). `hocket-meet-2` steps alone and only meets after every
-minibatch: what is lost there is waiting for each other, not communication.
+Goals: one learner >= 1.0 of the plain loop; of two processes that do not communicate, the physical
+limit of two: `allreduce` >= 0.95, `kstep` and the other averaging methods with K = 16 >= 0.98,
+`adpsgd`, which exchanges models after every minibatch, >= 0.90 (the aim is 0.95). `hocket-meet-2`
+steps alone and only meets after every minibatch: what is lost there is waiting for each other, not
+communication.
 """
 
 from __future__ import annotations
