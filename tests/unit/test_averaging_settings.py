@@ -75,7 +75,7 @@ TOGETHER: list[tuple[Strategy, dict[str, Any], str]] = [
     (
         DiLoCo(),
         {"schedule": Constant(lr_compensation="full")},
-        "uses the given rate as it is on every learner",
+        "has a rule of its own for the rate of a learner",
     ),
 ]
 
