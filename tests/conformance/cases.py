@@ -64,7 +64,7 @@ class Case:
 CASES = [
     Case(Sequential(), (1,)),
     Case(AllReduceSGD(), (2, 4)),
-    Case(KStep(sync_every=1), (2, 4)),
+    Case(KStep(sync_every=1), (2, 4), thorough=False),
     Case(KStep(sync_every=3), (2, 4)),
     Case(AdaptiveKStep(sync_every=4, accept=True), (4,), one_learner_is_sgd=False),
     Case(ModelAveraging(sync_every=2), (4,), thorough=False),
