@@ -43,7 +43,7 @@ class RingConsensus(Claim):
         return bench.pick(smoke=(4, 8), quick=(8, 32), full=(8, 16, 32, 64, 128))
 
     def runs(self, bench: Bench) -> list[Run]:
-        """Both rings, asynchronous and in rounds; without compensation, which would differ in P."""
+        """Both rings, asynchronous and in rounds."""
         return [
             bench.run(f"{name} P={p}", how, p, seed=seed, evaluate_every=9.0)
             for p in self.sizes(bench)
