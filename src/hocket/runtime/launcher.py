@@ -257,7 +257,10 @@ class Launcher:
         while talking and (left := until - time.monotonic()) > 0:
             for pipe in wait(list(talking), timeout=left):
                 child = talking[pipe]  # type: ignore[index]
-                if child.receive() is None or child.failure is not None:
+                ended = child.receive() is None
+                if ended:  # its exit code follows a moment after the end of its pipe
+                    child.process.join(max(0.0, until - time.monotonic()))
+                if ended or child.failure is not None:
                     del talking[pipe]  # type: ignore[arg-type]
 
     def _died(self, child: Child) -> LearnerFailedError:

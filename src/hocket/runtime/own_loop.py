@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,8 +43,7 @@ from hocket.runtime.exchange import Exchange
 from hocket.runtime.faults import Fate
 from hocket.runtime.internal import Gather
 from hocket.runtime.jobs import Jobs
-from hocket.runtime.mailbox import Mailbox
-from hocket.runtime.mesh import Mesh
+from hocket.runtime.meet import meet, messages_come
 from hocket.runtime.together import Together
 from hocket.runtime.trampoline import Deliver, Task, Trampoline
 from hocket.runtime.transport import Store, own_address
@@ -184,32 +182,11 @@ class LoopRuntime(Trampoline):
         self.state = experiment.strategy.init(initial, experiment.optimizer)
 
     def _meet(self, store: Store, address: str) -> Exchange:
-        options, strategy = self._experiment.options, self._experiment.strategy
-        token = bytes.fromhex(store.get("token"))
-        mesh = Mesh(
-            store,
-            self.rank,
-            self.size,
-            address=address,
-            token=token,
-            timeout_s=options.timeout_s,
-            transport=options.transport,
+        self.concurrent = messages_come(self._experiment)
+        mesh = meet(
+            self._experiment, self.rank, store, address, self._letters, self._fate, self._fail
         )
-        mesh.sending = self._fate.sending
-        if not strategy.synchronous or strategy.uses_messages:
-            self.concurrent = True
-            make = partial(
-                Mailbox,
-                store,
-                self.rank,
-                address,
-                token,
-                size=self.size,
-                near=mesh.near,
-                timeout_s=options.timeout_s,
-            )
-            self._letters.open(make, self._fail)
-        return Exchange(mesh, self.size, timeout_s=options.timeout_s)
+        return Exchange(mesh, self.size, timeout_s=self._experiment.options.timeout_s)
 
     # ------------------------------------------------------------------ what the user's loop calls
 

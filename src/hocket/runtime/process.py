@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ from hocket.runtime.exchange import Exchange
 from hocket.runtime.faults import Fate
 from hocket.runtime.internal import Quiet
 from hocket.runtime.jobs import Jobs
-from hocket.runtime.mailbox import Mailbox
-from hocket.runtime.mesh import Mesh
+from hocket.runtime.meet import meet, messages_come
 from hocket.runtime.restore import restore, restore_counters
 from hocket.runtime.together import Together
 from hocket.runtime.trace import Trace
@@ -105,32 +103,18 @@ class ProcessRuntime(Trampoline):
         self._began = time.monotonic()  # meeting the others and making data are not training
 
     def _meet(self, address: str, on: torch.device) -> Exchange:
-        """Connect to the others, and open a mailbox if the strategy may use it."""
-        options, strategy = self._experiment.options, self._experiment.strategy
-        token = bytes.fromhex(self._store.get("token"))
-        mesh = Mesh(
-            self._store,
+        """Connect to the others, and agree on how vectors travel."""
+        options = self._experiment.options
+        self.concurrent = messages_come(self._experiment)
+        mesh = meet(
+            self._experiment,
             self.rank,
-            self.size,
-            address=address,
-            token=token,
-            timeout_s=options.timeout_s,
-            transport=options.transport,
+            self._store,
+            address,
+            self._letters,
+            self._fate,
+            self._mailbox_failed,
         )
-        mesh.sending = self._fate.sending
-        if not strategy.synchronous or strategy.uses_messages:
-            self.concurrent = True  # messages come in at any time: the loop must stay free
-            make = partial(
-                Mailbox,
-                self._store,
-                self.rank,
-                address,
-                token,
-                size=self.size,
-                near=mesh.near,
-                timeout_s=options.timeout_s,
-            )
-            self._letters.open(make, self._mailbox_failed)
         fence = self._fence if mesh.num_hosts > 1 else lambda lost: None
         vectors = None
         if options.transport == "torch":

@@ -112,16 +112,6 @@ class FeatureStore:
         x *= scale[utterances][:, None]
         return x.reshape(len(rows), -1)
 
-    def find(self, frames: Ints, numbers: Ints | None = None) -> tuple[Ints, Ints]:
-        """Turn positions in a row of utterances into (utterance, frame in it).
-
-        The row is all utterances, or those of `numbers`.
-        """
-        chosen = np.arange(len(self)) if numbers is None else numbers
-        ends = np.cumsum(self.frames[chosen])
-        at = np.searchsorted(ends, frames, side="right")
-        return chosen[at], frames - (ends[at] - self.frames[chosen][at])
-
 
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Begin a memory-mapped file whose space is there.

@@ -8,15 +8,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
-from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
-from hocket.strategy import Strategy
-
-METHODS: dict[str, Strategy] = {
-    "allreduce": AllReduceSGD(),
-    "delay-by-one": DelayByOne(),
-    "fixed ring": ADPSGD(ring="fixed"),
-    "random ring": ADPSGD(ring="random"),
-}
+from hocket.reproduce.rings import METHODS
 
 
 class LargeBatches(Claim):

@@ -10,22 +10,15 @@ from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
-from hocket.reproduce.outcome import Arm, Found
+from hocket.reproduce.outcome import Found
+from hocket.reproduce.rings import METHODS, speed
 from hocket.runtime.cost import Cluster, Host
-from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
-from hocket.strategy import Strategy
 
 # The published system: 43 M parameters, 0.28 s for a minibatch on a V100, 100 Gbit/s. Sending the
 # model once takes 172 MB * 8 / 100 Gbit/s = 13.8 ms: a minibatch lasts 20 times as long.
 RATIO = 0.28 / (43e6 * 4 * 8 / 100e9)
 FRAMES_PER_S = 10_000.0
 EFFICIENT = 0.9  # of linear speed-up
-METHODS: dict[str, Strategy] = {
-    "allreduce": AllReduceSGD(),
-    "delay-by-one": DelayByOne(),
-    "fixed ring": ADPSGD(ring="fixed"),
-    "random ring": ADPSGD(ring="random"),
-}
 
 
 class RingScaling(Claim):
@@ -74,9 +67,9 @@ class RingScaling(Claim):
     def judge(self, found: Found, bench: Bench) -> list[Check]:
         """Speed-ups at the most learners and the published bandwidth."""
         made, p = [], max(self.sizes(bench))
-        other = _speed(found[_arm("allreduce", p, 1.0)]) / FRAMES_PER_S
+        other = speed(found[_arm("allreduce", p, 1.0)]) / FRAMES_PER_S
         for ring in ("fixed ring", "random ring"):
-            up = _speed(found[_arm(ring, p, 1.0)]) / FRAMES_PER_S
+            up = speed(found[_arm(ring, p, 1.0)]) / FRAMES_PER_S
             detail = f"{up:.1f} of {p}"
             made.append(checks.fact(f"{ring}: {EFFICIENT} of linear", up >= EFFICIENT * p, detail))
             made.append(checks.fact(f"{ring}: more than allreduce", up > other, f"{other:.1f}"))
@@ -99,7 +92,7 @@ class RingScaling(Claim):
         for net in self.networks(bench):
             series = []
             for n, name in enumerate(METHODS):
-                ups = [_speed(found[_arm(name, p, net)]) / FRAMES_PER_S for p in self.sizes(bench)]
+                ups = [speed(found[_arm(name, p, net)]) / FRAMES_PER_S for p in self.sizes(bench)]
                 points = [(float(p), u, u, u) for p, u in zip(self.sizes(bench), ups, strict=True)]
                 series.append(Spread(name, points, COLOURS[n]))
             title = f"speed-up in frames/s, network x {net:g}"
@@ -109,7 +102,3 @@ class RingScaling(Claim):
 
 def _arm(name: str, p: int, net: float) -> str:
     return f"{name} P={p}" + ("" if net == 1.0 else f" net x {net:g}")
-
-
-def _speed(arm: Arm) -> float:
-    return arm.mean(lambda o: o.frames_per_s).value

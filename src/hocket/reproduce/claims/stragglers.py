@@ -10,19 +10,12 @@ from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
-from hocket.reproduce.outcome import Arm, Found
+from hocket.reproduce.outcome import Found
+from hocket.reproduce.rings import METHODS, speed
 from hocket.runtime.cost import Cluster, Host, Slow
-from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
-from hocket.strategy import Strategy
 
 FRAMES_PER_S = 10_000.0
 KEPT = 0.95  # of the summed speed of all learners
-METHODS: dict[str, Strategy] = {
-    "allreduce": AllReduceSGD(),
-    "delay-by-one": DelayByOne(),
-    "fixed ring": ADPSGD(ring="fixed"),
-    "random ring": ADPSGD(ring="random"),
-}
 
 
 class Stragglers(Claim):
@@ -74,7 +67,7 @@ class Stragglers(Claim):
                 base = found[_arm(ring, p, 1)]
                 for factor in self.factors(bench)[1:]:
                     arm = found[_arm(ring, p, factor)]
-                    share = _speed(arm) / _summed(p, factor)
+                    share = speed(arm) / _summed(p, factor)
                     statement = f"{arm.name} keeps {KEPT} of the summed speed"
                     made.append(checks.fact(statement, share >= KEPT, f"{share:.3f}"))
                     made.append(
@@ -90,7 +83,7 @@ class Stragglers(Claim):
         for p in self.learners(bench):
             for name in ("allreduce", "delay-by-one"):
                 kept = [
-                    f"{_speed(found[_arm(name, p, f)]) / _summed(p, f):.3f} at {f} x"
+                    f"{speed(found[_arm(name, p, f)]) / _summed(p, f):.3f} at {f} x"
                     for f in self.factors(bench)
                 ]
                 lines.append(f"{name} P={p} keeps {', '.join(kept)} of the summed speed.")
@@ -122,7 +115,3 @@ def _cluster(p: int, factor: int) -> Cluster:
 
 def _summed(p: int, factor: int) -> float:
     return FRAMES_PER_S * (p - 1 + 1 / factor)
-
-
-def _speed(arm: Arm) -> float:
-    return arm.mean(lambda o: o.frames_per_s).value

@@ -1,0 +1,19 @@
+"""What the claims on decentralised methods have in common: who is compared."""
+
+from __future__ import annotations
+
+from hocket.reproduce.outcome import Arm
+from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
+from hocket.strategy import Strategy
+
+METHODS: dict[str, Strategy] = {
+    "allreduce": AllReduceSGD(),
+    "delay-by-one": DelayByOne(),
+    "fixed ring": ADPSGD(ring="fixed"),
+    "random ring": ADPSGD(ring="random"),
+}
+
+
+def speed(arm: Arm) -> float:
+    """Return frames per second, the mean over the seeds."""
+    return arm.mean(lambda o: o.frames_per_s).value
