@@ -32,8 +32,8 @@ from hocket.speech.store import FeatureStore, Normalisation, new_array
 PIECE: Final = 48  # utterances of one job
 BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second for those that the first one lost
 # Deltas reach 40 ms to either side: at full weight a phone begins while its silence still lasts.
-# Against the synthesiser's times, weight 1 -> 0.1 brings 82 % -> 86 % of clean frames (noisy: 65 ->
-# 66 %). Recognition gives them full weight.
+# With less weight alignments come nearer to the synthesiser's times, which
+# tests/speech/test_known_times.py compares. Recognition gives deltas full weight.
 DELTA_WEIGHT: Final = 0.1
 LOOP_RANGE: Final = (0.05, 0.98)
 R = TypeVar("R")

@@ -1,6 +1,6 @@
 """Adaptive K-AVG: the number of local steps, and the rate, follow the held-out loss.
 
-Reference: G. Cong, B. Kingsbury, S. Ghosh, G. Saon, F. Zhou, "Accelerating deep neural network
+Reference: G. Cong, B. Kingsbury, S. Gosh, G. Saon, F. Zhou, "Accelerating deep neural network
 learning for speech recognition on a cluster of GPUs", MLHPC 2017. It reports that *adaptive
 measures* let K-AVG scale to 20 GPUs, with better accuracy than sequential SGD. Which measures these
 were is not known to us. The candidates here are those that the theory of K-AVG (`kstep`) suggests:
