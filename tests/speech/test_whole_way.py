@@ -145,6 +145,24 @@ def test_the_task_deals_every_frame_once_an_epoch(experiment: Path) -> None:
     assert not np.array_equal(y, other)
 
 
+def test_a_claim_is_tried_on_a_speech_task(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the settings that the folder brings along; every run is decoded."""
+    (experiment / "train.toml").write_text("[model]\nwidth = 16\n[schedule]\nepochs = 2\n")
+    ask = ("reproduce", "final-combination", "--smoke", "--jobs", 1, "--out", tmp_path)
+    try:
+        assert hocket(*ask, "--task", experiment) == 0
+    finally:
+        (experiment / "train.toml").unlink()
+    assert "WER %" in capsys.readouterr().out
+    assert (tmp_path / "final-combination-exp.html").exists()
+    kept = [json.loads(p.read_text()) for p in tmp_path.glob("cache/*/outcome.json")]
+    frames = {one["frames"] for one in kept}
+    assert frames == {2 * sum(i.frames for i in SpeechTask(str(experiment)).items("train"))}
+    assert all(0 < one["wer"] <= 2 for one in kept)
+
+
 def test_trained_decoded_and_scored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert hocket("decode", run, "--quiet") == 0
     said = capsys.readouterr().out

@@ -154,6 +154,25 @@ def test_the_command_says_that_it_is_not_finished(
     assert "go on with: hocket reproduce k-sweep --smoke" in capsys.readouterr().out
 
 
+def test_an_arm_is_tuned_with_its_first_seed(tmp_path: Path) -> None:
+    """The whole grid once, the other seeds at the best setting only."""
+    runs = [
+        BENCH.run(arm, KStep(sync_every=4), 2, seed=seed, lr=lr, setting=f"lr {lr:g}")
+        for arm in ("a", "b")
+        for lr in (1e-4, 0.2, 1e-3)
+        for seed in (0, 1, 2)
+        if arm == "a" or lr == 1e-3
+    ]
+    assert len(execute.planned(runs, tmp_path)) == 3 + 2 + 3
+    advanced: list[float] = []
+    assert execute.execute(runs, tmp_path, jobs=1, limit_s=60.0, advance=advanced.append) == 0
+    assert len(advanced) == 7, "seed 0 of arm b is a run of arm a, too"
+    found = execute.collect(execute.planned(runs, tmp_path), tmp_path)
+    assert found["a"].setting == "lr 0.2"
+    assert [len(arm.outcomes) for arm in found.settings("a")] == [1, 3, 1]
+    assert len(found["b"].outcomes) == 3
+
+
 def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run had reached when the machine went down is not computed again."""
     run = replace(kstep_run(checkpoint_every=0.25))

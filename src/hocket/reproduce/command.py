@@ -33,7 +33,8 @@ examples:
 
 Runs are kept under OUT/cache by configuration and code version. A call that is interrupted, or
 reaches its limit of minutes, is taken up by the same command. The page with the plots is
-OUT/NAME.html; the full form also writes docs/results/NAME.md when there is such a folder.
+OUT/NAME.html; the full form also writes docs/results/NAME.md where there is a folder docs. With
+--task, the folder's name is added: NAME-sweep.html.
 """
 
 
@@ -117,12 +118,14 @@ def bench_of(claim: Claim, args: argparse.Namespace) -> Bench:
 
 def _with_task(bench: Bench, size: Size, args: argparse.Namespace) -> Bench:
     """Take the task from the command line, and rate and epochs from its configuration."""
-    tables = config.read(args.config) if args.config else {}
-    for name in tables:
+    given = config.read(args.config) if args.config else {}
+    for name in given:
         require(
             name in ("task", "model", "optimizer", "schedule"),
             f"--config: [{name}] cannot take effect here: the claim decides it",
         )
+    tables = config.defaults(args.task) if args.task is not None else {}
+    config.merge(tables, given)
     if args.task is not None:
         tables.setdefault("task", {}).update(config.task_table(args.task))
     parts = config.build_parts(tables)
@@ -140,15 +143,17 @@ def _with_task(bench: Bench, size: Size, args: argparse.Namespace) -> Bench:
 def _execute(claim: Claim, runs: Sequence[Run], args: argparse.Namespace) -> int:
     store = args.out / "cache"
     store.mkdir(parents=True, exist_ok=True)
-    ahead = [r for r in runs if execute.known(store, r) is None]
-    known = len(runs) - len(ahead)
-    text = f"{claim.name}: {len(runs)} runs" + (f", {known} of them known" if known else "")
+    planned = execute.planned(runs, store)
+    unique = list({execute.folder(store, r): r for r in planned}.values())
+    ahead = [r for r in unique if execute.known(store, r) is None]
+    known = len(unique) - len(ahead)
+    text = f"{claim.name}: {len(unique)} runs" + (f", {known} of them known" if known else "")
     if ahead:
         text += f"; about {_duration(execute.expected_s(ahead, args.jobs))} on this machine"
     print(text, file=sys.stderr, flush=True)
     with progress(claim.name, len(ahead), unit="runs", wanted=bool(ahead)) as advance:
         return execute.execute(
-            ahead, store, jobs=args.jobs, limit_s=60 * args.minutes, advance=advance
+            runs, store, jobs=args.jobs, limit_s=60 * args.minutes, advance=advance
         )
 
 
@@ -159,7 +164,8 @@ def _duration(seconds: float) -> str:
 def _report(
     claim: Claim, bench: Bench, runs: Sequence[Run], missing: int, args: argparse.Namespace
 ) -> Report:
-    found = execute.collect(runs, args.out / "cache")
+    store = args.out / "cache"
+    found = execute.collect(execute.planned(runs, store), store)
     judged = not missing and bench.scale != "smoke"
     checks = claim.judge(found, bench) if judged else []
     return Report(claim, bench, found, checks, command_line(args), missing)
@@ -193,24 +199,25 @@ def _show(report: Report) -> None:
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
-    path = args.out / f"{report.claim.name}.html"
+    name = report.claim.name if args.task is None else f"{args.name}-{Path(args.task).name}"
+    path = args.out / f"{name}.html"
     path.write_text(writing.page(report))
     written = [path]
     results = Path("docs/results")
     if report.bench.scale == "full" and not report.missing and results.parent.is_dir():
         results.mkdir(exist_ok=True)
-        written += _record(report, results)
+        written += _record(report, results, name)
     print("written: " + ", ".join(map(str, written)))
 
 
-def _record(report: Report, results: Path) -> list[Path]:
+def _record(report: Report, results: Path, name: str) -> list[Path]:
     """Write the page for docs/results and its plots."""
     text, files = writing.markdown(report), []
     for number, svg in enumerate(report.claim.plots(report.found, report.bench), 1):
-        plot = results / f"{report.claim.name}-{number}.svg"
+        plot = results / f"{name}-{number}.svg"
         plot.write_text(writing.standalone(svg))
         text += f"\n![]({plot.name})\n"
         files.append(plot)
-    page = results / f"{report.claim.name}.md"
+    page = results / f"{name}.md"
     page.write_text(text)
     return [page, *files]

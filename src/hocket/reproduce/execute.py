@@ -1,9 +1,15 @@
-"""Running what a claim declares: cached, several at once, resumed where it was interrupted."""
+"""Running what a claim declares: cached, several at once, resumed where it was interrupted.
+
+An arm with several settings is tuned with its first seed; the other seeds are spent on the setting
+that did best there. That costs half of the runs, or less, and is alike for every arm.
+"""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +24,7 @@ from hocket.reproduce import cache, outcome
 from hocket.reproduce.claim import Run
 from hocket.reproduce.outcome import Arm, Found, Outcome
 from hocket.runtime.checkpoint import Checkpoints
+from hocket.speech.task import SpeechTask
 from hocket.task import Task
 from hocket.worker import Worker
 
@@ -43,6 +50,32 @@ def known(store: Path, run: Run) -> Outcome | None:
     """Return a run's outcome if it has been computed."""
     path = folder(store, run) / "outcome.json"
     return outcome.read(path) if path.exists() else None
+
+
+def planned(runs: Sequence[Run], store: Path) -> list[Run]:
+    """Return the runs that count; until an arm has been tuned, any setting stands for its best."""
+    return [*_tuning(runs), *_confirming(runs, store)]
+
+
+def _tuning(runs: Sequence[Run]) -> list[Run]:
+    """Return what needs no choice: arms with one setting, and the first seed of all others."""
+    tuned, first = _tuned(runs), min(run.seed for run in runs)
+    return [run for run in runs if run.arm not in tuned or run.seed == first]
+
+
+def _confirming(runs: Sequence[Run], store: Path) -> list[Run]:
+    """Return the other seeds of tuned arms, at the setting that was best for the first one."""
+    found, tuned = collect(_tuning(runs), store), _tuned(runs)
+    best = {run.arm: run.setting for run in reversed(runs) if run.arm in tuned}
+    best |= {name: found[name].setting for name in found.names if name in tuned}
+    first = min(run.seed for run in runs)
+    return [run for run in runs if best.get(run.arm) == run.setting and run.seed != first]
+
+
+def _tuned(runs: Sequence[Run]) -> set[str]:
+    settings = {(run.arm, run.setting) for run in runs}
+    several = Counter(arm for arm, _ in settings)
+    return {arm for arm, count in several.items() if count > 1}
 
 
 def expected_s(runs: Sequence[Run], jobs: int) -> float:
@@ -80,11 +113,23 @@ def execute(
     advance: Callable[[float], None],
 ) -> int:
     """Compute what is missing and return how many runs are still missing when time is up."""
-    pieces = [
-        Piece(run, folder(store, run), time.monotonic() + limit_s)
-        for run in runs
-        if known(store, run) is None
-    ]
+    deadline_s = time.monotonic() + limit_s
+    missing = _compute(_tuning(runs), store, jobs, deadline_s, advance)
+    others = _confirming(runs, store)
+    if missing:
+        return missing + sum(known(store, run) is None for run in others)
+    return _compute(others, store, jobs, deadline_s, advance)
+
+
+def _compute(
+    runs: Sequence[Run],
+    store: Path,
+    jobs: int,
+    deadline_s: float,
+    advance: Callable[[float], None],
+) -> int:
+    ahead = {folder(store, run): run for run in runs if known(store, run) is None}  # once each
+    pieces = [Piece(run, path, deadline_s) for path, run in ahead.items()]
     missing = 0
     for simulated in (True, False):  # real processes fill the machine: one run at a time
         mine = [p for p in pieces if (p.run.cluster is not None) == simulated]
@@ -116,10 +161,22 @@ def _one(piece: Piece) -> bool:
             return False
         curve = outcome.read_curve(path / "metrics.jsonl")
         figures = outcome.read_figures(path / "metrics.jsonl")
-        found = outcome.of_result(result, curve, time.perf_counter() - began, figures)
+        wall_s = time.perf_counter() - began
+        found = outcome.of_result(result, curve, wall_s, figures, _word_errors(run, path))
     outcome.write(piece.folder / "outcome.json", found)
     shutil.rmtree(path)  # the outcome is what is kept; checkpoints of hundreds of runs are not
     return True
+
+
+def _word_errors(run: Run, path: Path) -> float:
+    """Decode a run of a speech task that has a graph; NaN if there are no words."""
+    task = run.experiment.task
+    if not isinstance(task, SpeechTask) or not (task.folder / "graph" / "HCLG.fst").exists():
+        return math.nan
+    from hocket.speech.decoding import Search  # needs the libraries that training does not
+    from hocket.speech.recognition import decode_run
+
+    return decode_run(path, split=None, jobs=1, search=Search(), show=False).score.errors.rate
 
 
 def collect(runs: Sequence[Run], store: Path) -> Found:

@@ -33,6 +33,7 @@ class Outcome:
     diverged: str | None = None
     consensus: float = 0.0  # how far models were apart at the last evaluation, relative to the mean
     staleness: float = 0.0  # of the gradients before it
+    wer: float = math.nan  # on test data, of a speech task that can be decoded
 
     @property
     def error(self) -> float:
@@ -50,7 +51,7 @@ class Outcome:
 
 
 def of_result(
-    result: Result, curve: Sequence[Point], wall_s: float, figures: dict[str, float]
+    result: Result, curve: Sequence[Point], wall_s: float, figures: dict[str, float], wer: float
 ) -> Outcome:
     """Return what is kept of a run."""
     return Outcome(
@@ -65,6 +66,7 @@ def of_result(
         wall_s=wall_s,
         consensus=figures.get("consensus", 0.0),
         staleness=figures.get("staleness", 0.0),
+        wer=wer,
     )
 
 
@@ -154,7 +156,16 @@ class Found:
         return found
 
     def __getitem__(self, name: str) -> Arm:
-        return min(self.settings(name), key=lambda arm: fmean(arm.losses))
+        grid = self.settings(name)
+        most = max(len(arm.outcomes) for arm in grid)  # only the best has seen all seeds
+        confirmed = [arm for arm in grid if len(arm.outcomes) == most]
+        return min(confirmed, key=lambda arm: fmean(arm.losses))
+
+    @property
+    def has_wer(self) -> bool:
+        """True if every run that came to its end was decoded."""
+        ended = [o for arm in self.arms for o in arm.outcomes if o.diverged is None]
+        return bool(ended) and not any(math.isnan(o.wer) for o in ended)
 
     @property
     def best(self) -> list[Arm]:

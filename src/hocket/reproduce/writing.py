@@ -46,6 +46,7 @@ FIGURES: Final = {
     "discarded_frames": Figure("discarded", lambda o: float(o.discarded_frames), 0),
     "consensus": Figure("apart %", lambda o: o.consensus, 3, 100),
     "staleness": Figure("staleness", lambda o: o.staleness, 2),
+    "wer": Figure("WER %", lambda o: o.wer, 2, 100),
 }
 
 
@@ -73,11 +74,16 @@ class Report:
         return [] if self.missing else self.claim.notes(self.found, self.bench)
 
     @property
+    def figures(self) -> list[Figure]:
+        """What the table shows of every arm."""
+        more = ("wer",) if self.found.has_wer else ()
+        return [FIGURES[name] for name in (*self.claim.figures, *more)]
+
+    @property
     def headings(self) -> list[str]:
         """The columns of the table."""
         tuned = ["best of"] if len(_settings(self.found)) > 1 else []
-        figures = [FIGURES[name].heading for name in self.claim.figures]
-        return ["arm", *tuned, "seeds", *figures]
+        return ["arm", *tuned, "seeds", *(figure.heading for figure in self.figures)]
 
     @property
     def rows(self) -> list[list[str]]:
@@ -88,7 +94,7 @@ class Report:
         grid = self.found.settings(arm.name)
         tuned = [f"{arm.setting} ({len(grid)})"] if "best of" in self.headings else []
         failed = f" ({arm.num_diverged} diverged)" if arm.num_diverged else ""
-        figures = [_cell(arm, FIGURES[name]) for name in self.claim.figures]
+        figures = [_cell(arm, figure) for figure in self.figures]
         return [arm.name, *tuned, f"{len(arm.outcomes)}{failed}", *figures]
 
 
@@ -137,14 +143,14 @@ def _virtual(report: Report) -> bool:
 
 
 def grid(report: Report) -> list[str]:
-    """Show what was tuned: the mean dev loss of every arm at every setting."""
+    """Show what was tuned: the dev loss of every arm at every setting, for the first seed."""
     settings = _settings(report.found)
     if len(settings) < 2:
         return []
-    lines = ["", "Tuned alike for every arm, by mean dev loss:", ""]
+    lines = ["", "Tuned alike for every arm, by the dev loss of the first seed:", ""]
     lines += ["| arm | " + " | ".join(settings) + " |", "|" + "---|" * (len(settings) + 1)]
     for name in report.found.names:
-        losses = {arm.setting: fmean(arm.losses) for arm in report.found.settings(name)}
+        losses = {arm.setting: arm.losses[0] for arm in report.found.settings(name)}
         cells = [f"{losses[s]:.3f}" if s in losses else "" for s in settings]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines

@@ -29,10 +29,8 @@ class Jobs:
         self._done: queue.SimpleQueue[tuple[Deliver, Any, BaseException | None]] = (
             queue.SimpleQueue()
         )
-        self._computing = ThreadPoolExecutor(
-            1, "gradient", initializer=torch.set_num_threads, initargs=(threads,)
-        )
-        self._communicating = ThreadPoolExecutor(1, "collective")
+        self._computing = _one_thread("gradient", threads)
+        self._communicating = _one_thread("collective", threads)
 
     @property
     def concurrent(self) -> bool:
@@ -86,6 +84,11 @@ class Jobs:
         """Take no more work; what is under way ends with the process."""
         self._computing.shutdown(wait=False, cancel_futures=True)
         self._communicating.shutdown(wait=False, cancel_futures=True)
+
+
+def _one_thread(name: str, width: int) -> ThreadPoolExecutor:
+    """Make a thread; how many more torch may use beside it is a setting of each thread."""
+    return ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(width,))
 
 
 def _attempt(job: Callable[[], Any]) -> tuple[Any, BaseException | None]:

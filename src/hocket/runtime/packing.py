@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import astuple, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
@@ -98,13 +99,18 @@ def num_bytes(tree: Any) -> int:
 _ALIGN = 64  # bytes: where a tensor may begin, in what is sent and in what is received
 
 
-def to_parts(tree: Any) -> list[Buffer]:
-    """Encode a tree for the wire; tensors are not copied."""
+def _here(tensor: torch.Tensor) -> list[int] | None:
+    return None
+
+
+def to_parts(tree: Any, put: Callable[[torch.Tensor], list[int] | None] = _here) -> list[Buffer]:
+    """Encode a tree for the wire; tensors are not copied. `put` may take some by another way."""
     skeleton, tensors = flatten(tree, dataclasses=False)
-    metas = [[k, str(t.dtype), list(t.shape)] for k, t in tensors.items()]
+    places = {k: put(t) for k, t in tensors.items()}
+    metas = [[k, str(t.dtype), list(t.shape), places[k]] for k, t in tensors.items()]
     head = json.dumps([skeleton, metas]).encode()
     parts: list[Buffer] = [len(head).to_bytes(8, "little") + head, _padding(8 + len(head))]
-    for tensor in tensors.values():
+    for tensor in (t for k, t in tensors.items() if places[k] is None):
         raw = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         parts += [raw, _padding(len(raw))]
     return [part for part in parts if len(part)]
@@ -119,13 +125,20 @@ def to_bytes(tree: Any) -> bytes:
     return b"".join(to_parts(tree))
 
 
-def from_buffer(data: torch.Tensor) -> Any:
-    """Decode a tree from bytes that nobody else will touch: its tensors are views of them."""
+def from_buffer(data: torch.Tensor, take: Callable[[list[int]], torch.Tensor] | None = None) -> Any:
+    """Decode a tree from bytes that nobody else will touch: its tensors are views of them.
+
+    `take` fetches the bytes of those that `put` took.
+    """
     size = int.from_bytes(data[:8].numpy().tobytes(), "little")
     skeleton, metas = json.loads(data[8 : 8 + size].numpy().tobytes())
     tensors, offset = {}, 8 + size + len(_padding(8 + size))
-    for name, kind, shape in metas:
+    for name, kind, shape, place in metas:
         dtype = _DTYPES[kind]
+        if place is not None:
+            assert take is not None
+            tensors[name] = take(place).view(dtype).view(shape)
+            continue
         length = math.prod(shape) * dtype.itemsize
         tensors[name] = data[offset : offset + length].view(dtype).view(shape)
         offset += length + len(_padding(length))

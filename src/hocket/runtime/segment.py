@@ -1,11 +1,11 @@
-"""Shared memory that has no name: one process writes it, others may only read it.
+"""Shared memory that has no name: one process makes it, others map it.
 
 A segment is an anonymous file (`memfd_create`) whose descriptor travels through a Unix socket. The
 kernel frees it when the last process that maps it has gone, however that one ended: nothing can be
 left behind, not even by `kill -9` of everybody. It does not count against the size of /dev/shm.
 
-Readers map it read-only: a learner that was declared lost and wakes up again cannot spoil what
-the others work on.
+What collectives work on is mapped read-only: a learner that was declared lost and wakes up again
+cannot spoil it. What comes in a message belongs to its receiver, who may write to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import mmap
 import os
 import warnings
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 AVAILABLE = hasattr(os, "memfd_create")
 
@@ -38,10 +40,12 @@ class Segment:
         return cls(fd, mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
     @classmethod
-    def open(cls, fd: int) -> Segment:
-        """Map another's segment, to read; the descriptor is closed with it."""
+    def open(cls, fd: int, *, writable: bool = False) -> Segment:
+        """Map another's segment; the descriptor is closed with it."""
         size = os.fstat(fd).st_size
-        return cls(fd, mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if writable else 0)
+        return cls(fd, mmap.mmap(fd, size, flags=flags, prot=prot))
 
     @property
     def fd(self) -> int:
@@ -55,6 +59,18 @@ class Segment:
         with warnings.catch_warnings():  # torch has no read-only tensors, and says so every time
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+
+    def array(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Return a view of some bytes; it lives as long as the tensors made of it."""
+        return np.frombuffer(self._memory, np.uint8, num_bytes, offset)
+
+    def byte(self, offset: int) -> int:
+        """Return one byte."""
+        return self._memory[offset]
+
+    def set_byte(self, offset: int, value: int) -> None:
+        """Set one byte, at once for everybody."""
+        self._memory[offset] = value
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes when the last view of it has gone."""

@@ -70,6 +70,7 @@ class Hearsay:
     lost: set[int] = field(default_factory=set)
     busy: bool = False  # an exchange of our own is under way
     left_out: bool = False  # somebody waited for us in vain
+    spare: Flat | None = None  # an answer that has been taken in: its memory carries the next offer
 
     def living(self, me: Learner) -> list[int]:
         """Return who lives, as far as this learner knows."""
@@ -114,10 +115,11 @@ class ADPSGD(Strategy):
         known = Hearsay()
         for service in (self.exchange, self.answer, self.hear, self.lend):
             await me.start(service(me, state, known))
+        phi = torch.empty_like(state.params)
         while (await me.boundary(state)).go_on:
             await self.begin_exchange(me, known)
             before = state.mixes
-            grad = await me.gradient(state.params.clone())
+            grad = await me.gradient(phi.copy_(state.params))
             if known.left_out:
                 await self.rejoin(me, state, known, grad)
                 continue
@@ -158,7 +160,9 @@ class ADPSGD(Strategy):
     ) -> None:
         state.exchanges += 1
         number = state.exchanges
-        await me.send(partner, "offer", (number, state.params.clone()))
+        spare, known.spare = known.spare, None
+        offer = state.params.clone() if spare is None else spare.copy_(state.params)
+        await me.send(partner, "offer", (number, offer))
         try:
             answered = None
             while answered != number:  # an older answer is to one that was given up
@@ -172,6 +176,7 @@ class ADPSGD(Strategy):
             if half is not None:  # else the partner is about to begin anew
                 state.params.add_(half)  # eq. 1
                 state.mixes += 1
+                known.spare = half
 
     # ------------------------------------------------------------------ the passive side
 

@@ -1,0 +1,107 @@
+"""One slow learner among four real processes: what the simulator says of stragglers, tried."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hocket.optim import Exponential
+from hocket.reproduce import checks
+from hocket.reproduce.checks import Check
+from hocket.reproduce.claim import Bench, Claim, Run, Scale
+from hocket.reproduce.outcome import Found
+from hocket.reproduce.paced import Paced
+from hocket.reproduce.rings import METHODS, speed
+from hocket.reproduce.tasks import synthetic
+from hocket.strategies import Sequential
+from hocket.task import Task
+
+LEARNERS = 4
+KEPT = 0.95  # of the summed speed of all learners
+PACE_S = 0.025  # of a minibatch: ten times what it costs to compute, so that two cores suffice
+ALONE = "one learner"
+
+
+class RealStragglers(Claim):
+    """Frames per second of real learners, one of them slowed."""
+
+    name: ClassVar[str] = "real-stragglers"
+    claim: ClassVar[str] = (
+        "In real processes, too, asynchronous rings keep the summed speed of all learners when one "
+        "is slow, where synchronous methods drop to the pace of the slowest"
+    )
+    paper: ClassVar[str] = "Lian et al., ICML 2018; Cui et al., TASLP 2021"
+    refuted_by: ClassVar[str] = "a ring falls below 0.95 of the summed speed of the learners"
+    figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "staleness")
+
+    def task(self, scale: Scale) -> Task:
+        """Return the usual frames; so many that the slow learner's last minibatch is little."""
+        items = {"smoke": 24, "quick": 600, "full": 1200}[scale]
+        return synthetic(items, width=96, dev_frames=4_000)
+
+    def factors(self, bench: Bench) -> tuple[int, ...]:
+        """How slow; 1 is the base."""
+        return bench.pick(smoke=(1, 4), quick=(1, 10), full=(1, 2, 10))
+
+    def runs(self, bench: Bench) -> list[Run]:
+        """Every method with every factor, and one learner alone: it says what all could do."""
+        pace = bench.pick(smoke=0.001, quick=PACE_S, full=PACE_S)
+        schedule = Exponential(epochs=1)
+        alone = [
+            bench.run(
+                ALONE,
+                Sequential(),
+                1,
+                seed=seed,
+                task=Paced(bench.task, pace),
+                schedule=schedule,
+                evaluate_every=99.0,
+                real=True,
+            )
+            for seed in bench.seeds
+        ]
+        return alone + [
+            bench.run(
+                _arm(name, factor),
+                how,
+                LEARNERS,
+                seed=seed,
+                task=Paced(bench.task, pace, LEARNERS - 1, factor),
+                schedule=schedule,
+                evaluate_every=99.0,
+                real=True,
+            )
+            for factor in self.factors(bench)
+            for name, how in METHODS.items()
+            for seed in bench.seeds
+        ]
+
+    def share(self, found: Found, name: str, factor: int) -> float:
+        """Return the part of the summed speed of all learners that a method keeps."""
+        return speed(found[_arm(name, factor)]) / (
+            speed(found[ALONE]) * (LEARNERS - 1 + 1 / factor)
+        )
+
+    def judge(self, found: Found, bench: Bench) -> list[Check]:
+        """Rings against the sum."""
+        made = []
+        for ring in ("fixed ring", "random ring"):
+            for factor in self.factors(bench):
+                share = self.share(found, ring, factor)
+                statement = f"{_arm(ring, factor)} keeps {KEPT} of the summed speed"
+                made.append(checks.fact(statement, share >= KEPT, f"{share:.3f}"))
+        return made
+
+    def notes(self, found: Found, bench: Bench) -> list[str]:
+        """What the synchronous methods keep, and what was slept."""
+        lines = [
+            f"Every minibatch takes {1000 * PACE_S:.0f} ms by sleeping, as if each learner had a "
+            "machine of its own; the slow one takes so many times longer."
+        ]
+        for name in ("allreduce", "delay-by-one"):
+            kept = [f"{self.share(found, name, f):.3f} at {f} x" for f in self.factors(bench)]
+            lines.append(f"{name} keeps {', '.join(kept)} of the summed speed.")
+        return lines
+
+
+def _arm(name: str, factor: int) -> str:
+    return f"{name} {factor} x"
