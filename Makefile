@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+JOBS   ?= $(shell nproc)
 READY  := $(VENV)/.ready
 
 .PHONY: help setup demo test test-long check format bench clean
@@ -43,8 +44,10 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Learners in real processes fill the machine by themselves; all other tests run side by side.
 test: check
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" --ignore tests/multiprocess -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not long" tests/multiprocess
 
 test-long: setup
 	$(BIN)/python -m pytest -m long

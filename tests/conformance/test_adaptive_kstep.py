@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from helpers.runs import simulated
-from helpers.tasks import acoustic
+from helpers.tasks import Quadratic, acoustic
+from reference import averaging_twins as twins
 
-from hocket import SGD, AdaptiveKStep, Constant, KStep
+from hocket import SGD, AdaptiveKStep, Constant, KStep, Sequential
 from hocket.effects import Scores
+from hocket.experiment import Experiment
 from hocket.strategies.adaptive_kstep import AdaptiveState
 
 
@@ -64,3 +68,37 @@ def test_rejected_blocks_are_discarded_and_the_model_goes_back() -> None:
     assert result.discarded_frames > 0
     assert result.frames + result.discarded_frames == 3 * task.num_frames
     assert result.loss < simulated(task, KStep(sync_every=8), 2, **more).loss
+
+
+@pytest.mark.parametrize(
+    ("lr", "more"),
+    [
+        (0.02, {}),
+        (0.02, {"shrink_rate": True}),
+        (0.02, {"shrink_rate": True, "shrink_sync": False}),
+        (0.6, {"accept": True, "tolerance": 0.0}),
+        (0.6, {"accept": True, "shrink_sync": False}),
+    ],
+)
+@pytest.mark.parametrize(("learners", "k", "least"), [(2, 6, 1), (4, 4, 2)])
+def test_a_slow_twin_agrees(
+    lr: float, more: dict[str, Any], learners: int, k: int, least: int
+) -> None:
+    """In float64, along the same order of items; K must really have changed, or the rate."""
+    task, epochs = Quadratic(num_items=48), 5
+    pool = Experiment(task, Sequential(), schedule=Constant(epochs=epochs)).pool()
+    orders = [[int(i) for i in pool.order(e)] for e in range(epochs)]
+    expected, ks = twins.adaptive_kstep(task, orders, learners, k, lr, 0.5, least=least, **more)
+    assert len(set(ks)) > 1 or not more.get("shrink_sync", True)
+    result = simulated(
+        task,
+        AdaptiveKStep(sync_every=k, min_sync_every=least, **more),
+        learners,
+        optimizer=SGD(lr=lr, momentum=0.5),
+        schedule=Constant(epochs=epochs, lr_compensation="none"),
+        evaluate_every=1.0,
+        guard_factor=1e6,
+    )
+    np.testing.assert_allclose(result.model["w"].numpy(), expected, rtol=5e-5)
+    if more.get("accept"):
+        assert result.discarded_frames > 0

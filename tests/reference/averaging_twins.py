@@ -56,6 +56,52 @@ def kstep(
     return w
 
 
+def dev_loss(task: Quadratic, w: Vector) -> float:
+    """Half the squared distance per frame of the five held-out items, in the quadratic's metric."""
+    targets = np.concatenate([task.targets(i) for i in range(5)])
+    return float(0.5 * ((task.curvature() * (w - targets)) ** 2).sum() / len(targets))
+
+
+def adaptive_kstep(
+    task: Quadratic,
+    orders: Orders,
+    learners: int,
+    k: int,
+    lr: float,
+    mu: float,
+    *,
+    least: int = 1,
+    shrink_sync: bool = True,
+    shrink_rate: bool = False,
+    accept: bool = False,
+    stall: float = 0.05,
+    tolerance: float = 0.02,
+) -> tuple[Vector, list[int]]:
+    """K-AVG that looks at the dev set after every epoch, and before an average is taken."""
+    w, rules = np.zeros(DIM), [Momentum(mu) for _ in range(learners)]
+    scale, last, held_out, ks = 1.0, np.inf, np.inf, []
+    for order in orders:
+        lanes = [list(order[r::learners]) for r in range(learners)]
+        start = 0
+        while start < max(map(len, lanes)):
+            ks.append(k)
+            block = [lane[start : start + k] for lane in lanes]
+            start += k
+            mean = weighted(task, block, walked(task, w, block, rules, lr * scale))
+            loss = dev_loss(task, mean)
+            if accept and k > least and loss > (1 + tolerance) * held_out:
+                rules = [Momentum(mu) for _ in range(learners)]
+                k = max(least, k // 2)
+            else:
+                w, held_out = mean, loss
+        now = dev_loss(task, w)
+        if now > (1 - stall) * last:
+            k = max(least, k // 2) if shrink_sync else k
+            scale *= 0.5 if shrink_rate else 1.0
+        last = now
+    return w, ks
+
+
 def bmuf(
     task: Quadratic,
     orders: Orders,
