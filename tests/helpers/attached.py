@@ -74,7 +74,7 @@ def main(out: Path, options: dict[str, Any]) -> None:
         strategy=OWN.get(strategy.get("name"), strategy),
         lr=options.get("lr", "own"),
         faults=tuple(Fault(**f) for f in options.get("faults", [])),
-        timeout_s=60.0,
+        timeout_s=options.get("timeout_s", 60.0),
     )
     with dist:
         if first:
@@ -96,7 +96,11 @@ def main(out: Path, options: dict[str, Any]) -> None:
 def learner(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
     """Run one learner as a launcher would have started it."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "HOCKET_STORE": f"127.0.0.1:{port}"}
-    main(out, options)
+    try:
+        main(out, options)
+    except hocket.HocketError as error:
+        (out / f"error-{rank}.txt").write_text(str(error))
+        raise
 
 
 def linear(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:

@@ -337,6 +337,30 @@ def test_a_killed_learner_does_not_stop_the_others(name: str, tmp_path: Path) ->
     went_on(tmp_path)
 
 
+def test_whoever_has_left_does_not_wait_for_ever_for_one_that_froze(tmp_path: Path) -> None:
+    """An asynchronous learner that has left answers the others; one of them never moves again."""
+    context = multiprocessing.get_context("forkserver")
+    store = Store.serve("127.0.0.1", 60.0)
+    options = {
+        "strategy": {"name": "adpsgd", "partner_timeout_s": 0.5},
+        "faults": [{"rank": 1, "at_draw": 3, "how": "freeze"}],
+        "timeout_s": 4.0,
+    }
+    processes = [
+        context.Process(target=attached.learner, args=(r, 3, store.port, tmp_path, options))
+        for r in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for rank in (0, 2):
+        processes[rank].join(60)
+        assert processes[rank].exitcode == 1
+        told = (tmp_path / f"error-{rank}.txt").read_text()
+        assert "has left its loop and waited 4 s for ranks [1], which took no step" in told
+    processes[1].kill()
+    processes[1].join(10)
+
+
 def went_on(out: Path) -> None:
     one, other = models(out)
     assert same(one, other)

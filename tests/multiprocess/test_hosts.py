@@ -119,6 +119,31 @@ def test_a_host_that_is_cut_off_is_lost_and_does_not_go_on_by_itself(
     assert [one["lost"] for one in rows(out)[-1]["learners"]] == [False, False, True, True]
 
 
+@needs_network
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_run_stops_for_a_host_that_is_cut_off_if_asked_to(
+    pair: network.Pair, tmp_path: Path
+) -> None:
+    """`on_loss = stop`: what is left of the run ends with the reason, and a checkpoint stays."""
+    out = tmp_path / "run"
+    more = ("schedule.epochs=4000", "runtime.on_loss=stop", "runtime.checkpoint_every=1")
+    processes = train(pair, out, "strategy.name=allreduce", *more)
+    try:
+        wait_for(lambda: any(out.glob("checkpoints/[0-9]*")))
+        learners = [p for process in processes for p in learners_below(process)]
+        assert len(learners) == 4
+        pair.cut()
+        wait_for(lambda: not any(p.is_running() for p in learners), 150)
+    finally:
+        for process in processes:
+            process.kill()
+        told = [process.communicate()[1] for process in processes]
+    assert not any(r["event"] == "summary" for r in rows(out))
+    assert "is lost: host 1 gave no sign of life. Continue with --resume" in told[0]
+    assert any(out.glob("checkpoints/[0-9]*"))
+
+
 def test_learners_are_shared_out_over_hosts() -> None:
     def ranks(learners: int, hosts: int) -> list[list[int]]:
         store: Any = None

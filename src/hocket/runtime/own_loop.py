@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from hocket.effects import (
     Send,
     Verdict,
 )
-from hocket.errors import ContractError, PeerLostError
+from hocket.errors import ContractError, PeerLostError, WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.flat import Flat, Layout
 from hocket.numerics import stable_seed
@@ -52,6 +52,7 @@ from hocket.task import Item, Loss
 from hocket.task import Task as Job
 from hocket.worker import Worker, WorkerState, mean_buffers
 
+LOOK_S = 1.0  # between two looks at the steps of those who have not left
 IDLE_S = 0.002  # between two looks of a learner that has left, if its strategy does not wait
 
 
@@ -206,7 +207,7 @@ class LoopRuntime(Trampoline):
         return self._desk.ledger.committed_frames
 
     def start(self, state: State) -> None:
-        """Begin, or begin anew with another state, and go on to the first gradient."""
+        """Begin (anew, with another state), and go on to the first gradient."""
         for task in ([self.main] if self.main else []) + self._services:
             task.coroutine.close()
         self._services, self._wanted, self._ready = [], None, type(self._ready)()
@@ -243,10 +244,12 @@ class LoopRuntime(Trampoline):
         self._desk.stop_wanted = False
         if self._store is not None and not self._experiment.strategy.synchronous:
             self._store.add(f"left/{self.rank}", 1)  # others learn it from collectives
+        watch = self._watch()
         while self._ended is None:
             if self._wanted is not None:
                 if self.concurrent:
                     time.sleep(IDLE_S)
+                    next(watch)
                 self._answer(self._worker.dry())
             self._pump()
         finished: list[Any] = []
@@ -258,8 +261,29 @@ class LoopRuntime(Trampoline):
         value, error = finished[0]
         if error is not None:
             raise error
-        model: tuple[Flat, dict[str, torch.Tensor]] = value
-        return model
+        return value  # type: ignore[no-any-return]
+
+    def _watch(self) -> Iterator[None]:
+        """Look now and then whether those who have not left still take steps; give up if not."""
+        limit_s = self._experiment.options.timeout_s
+        before, since, looked = {self.rank: 0}, time.monotonic(), 0.0
+        while True:
+            if self._store is not None and (now := time.monotonic()) - looked > LOOK_S:
+                looked, busy = now, self._steps_at_work(self._store)
+                if busy != before:
+                    before, since = busy, now
+                elif now - since > limit_s:
+                    raise WaitTimeoutError(
+                        f"rank {self.rank} has left its loop and waited {limit_s:g} s for ranks "
+                        f"{sorted(busy)}, which took no step in that time: they are frozen, stuck "
+                        "or slower than that. End them and the others finish, or raise timeout_s"
+                    )
+            yield
+
+    def _steps_at_work(self, store: Store) -> dict[int, int]:
+        """Return how many boundaries those have passed who are still in their loops."""
+        living = set(range(self.size)) - self._letters.inbox.lost - {self.rank}
+        return {r: store.add(f"steps/{r}", 0) for r in living if not store.add(f"left/{r}", 0)}
 
     async def _final(self) -> tuple[Flat, dict[str, torch.Tensor]]:
         """Return the model the strategy declares, the same on every learner."""
@@ -336,6 +360,7 @@ class LoopRuntime(Trampoline):
             go_on = self._desk.anybody_at_work is not False
             self._desk.anybody_at_work = None
         elif self._store is not None:
+            self._store.add(f"steps/{self.rank}", 1)
             living = set(range(self.size)) - self._letters.inbox.lost
             go_on = any(not self._store.add(f"left/{rank}", 0) for rank in living)
         return self._desk.verdict(go_on)
