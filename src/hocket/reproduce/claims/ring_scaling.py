@@ -38,7 +38,7 @@ class RingScaling(Claim):
 
     def sizes(self, bench: Bench) -> tuple[int, ...]:
         """How many learners."""
-        return bench.pick(smoke=(4,), quick=(8, 64), full=(2, 8, 32, 128))
+        return bench.pick(smoke=(4,), quick=(8, 64), full=(8, 32, 128))
 
     def networks(self, bench: Bench) -> tuple[float, ...]:
         """Bandwidths, as multiples of the published one."""

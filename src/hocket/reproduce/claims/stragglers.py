@@ -9,10 +9,12 @@ from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
-from hocket.reproduce.claim import Bench, Claim, Run
+from hocket.reproduce.claim import Bench, Claim, Run, Scale
 from hocket.reproduce.outcome import Found
 from hocket.reproduce.rings import METHODS, speed
+from hocket.reproduce.tasks import synthetic
 from hocket.runtime.cost import Cluster, Host, Slow
+from hocket.task import Task
 
 FRAMES_PER_S = 10_000.0
 KEPT = 0.95  # of the summed speed of all learners
@@ -32,6 +34,10 @@ class Stragglers(Claim):
         "without a slow learner by more than twice the spread of the seeds"
     )
     figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "staleness")
+
+    def task(self, scale: Scale) -> Task | None:
+        """Return a smaller network in earnest: what is long here is the number of minibatches."""
+        return synthetic(2048, width=48, dev_frames=4_000) if scale == "full" else None
 
     def learners(self, bench: Bench) -> tuple[int, ...]:
         """How many, one of them slow."""
