@@ -316,3 +316,13 @@ def test_an_arm_is_judged_at_its_best_setting() -> None:
     assert Found(arms)["one"].setting == "lr 2"
     with pytest.raises(ConfigError, match="Did you mean 'one'"):
         Found(arms)["on"]
+
+
+def test_an_arm_that_is_best_at_the_edge_of_its_grid_is_named() -> None:
+    arms = [
+        Arm(name, f"lr {lr}", (made_up(loss),))
+        for name, losses in (("inside", (2.0, 1.0, 3.0)), ("outside", (3.0, 2.0, 1.0)))
+        for lr, loss in zip((1, 2, 4), losses, strict=True)
+    ]
+    report = writing.Report(all_claims()["k-sweep"], BENCH, Found(arms), [], "command", 0)
+    assert writing.grid(report)[-1].endswith("perhaps better beyond: outside.")

@@ -153,7 +153,16 @@ def grid(report: Report) -> list[str]:
         losses = {arm.setting: arm.losses[0] for arm in report.found.settings(name)}
         cells = [f"{losses[s]:.3f}" if s in losses else "" for s in settings]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    edge = [name for name in report.found.names if _at_the_edge(report.found, name)]
+    if edge:
+        lines += ["", f"Best at the edge of its grid, perhaps better beyond: {', '.join(edge)}."]
     return lines
+
+
+def _at_the_edge(found: Found, name: str) -> bool:
+    """True if an arm did best at the first or the last setting of several."""
+    settings = [arm.setting for arm in found.settings(name)]
+    return len(settings) > 2 and found[name].setting in (settings[0], settings[-1])
 
 
 def _settings(found: Found) -> list[str]:

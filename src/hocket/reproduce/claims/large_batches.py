@@ -34,7 +34,7 @@ class LargeBatches(Claim):
 
     def rates(self, bench: Bench) -> tuple[float, ...]:
         """Sequential rates tried for every method and size."""
-        factors = bench.pick(smoke=(1.0,), quick=(0.5, 1.0), full=(0.5, 1.0, 2.0))
+        factors = bench.pick(smoke=(1.0,), quick=(0.5, 1.0), full=(0.5, 1.0, 2.0, 4.0))
         return tuple(factor * bench.lr for factor in factors)
 
     def runs(self, bench: Bench) -> list[Run]:
