@@ -9,10 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import TypeVar
 
 import torch
@@ -59,32 +62,63 @@ def ordered_map(
         max_tasks_per_child=1 if fresh else None,
     )
     finished = False
+    with _interrupted_once():
+        try:
+            yield from pool.map(function, pieces)
+            finished = True
+        except BrokenProcessPool as error:
+            raise WorkerDiedError(
+                f"a process died while {what}: out of memory, or ended from outside. Run the "
+                "command again: what is finished is kept (fewer processes at once: --jobs "
+                f"{max(1, jobs // 2)})"
+            ) from error
+        finally:
+            if not finished:
+                _end_workers(pool)
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Let the first Ctrl-C be the only one until the workers have ended.
+
+    A second one in the middle of ending them would leave a pool that waits for them for ever.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is not signal.default_int_handler or (
+        threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        yield from pool.map(function, pieces)
-        finished = True
-    except BrokenProcessPool as error:
-        raise WorkerDiedError(
-            f"a process died while {what}: out of memory, or ended from outside. Run the command "
-            f"again: what is finished is kept (fewer processes at once: --jobs {max(1, jobs // 2)})"
-        ) from error
+        yield
     finally:
-        if not finished:
-            _end_workers(pool)
-        pool.shutdown(wait=True, cancel_futures=True)
+        signal.signal(signal.SIGINT, usual)
 
 
 def _begin_worker() -> None:
     """One thread; and Ctrl-C is the parent's affair, although a terminal sends it to all."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers: they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _end_workers(pool: ProcessPoolExecutor) -> None:
-    """End workers that nobody waits for any more.
-
-    Asked politely they would finish their piece first, and a second Ctrl-C meanwhile leaves the
-    pool half shut down: the program then never ends.
-    """
+    """End workers that nobody waits for any more; asked politely they would finish their piece."""
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.terminate()
 

@@ -6,7 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
+import pytest
 
 PROGRAM = """
 import sys, time
@@ -28,7 +32,9 @@ if __name__ == "__main__":
 """
 
 
-def test_two_interrupts_end_the_program(tmp_path: Path) -> None:
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Parallel work that is under way, in a session of its own."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     touched = tmp_path / "touched"
@@ -43,10 +49,24 @@ def test_two_interrupts_end_the_program(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "under way\n"
-        os.kill(process.pid, signal.SIGINT)  # as `timeout` does: first the child, then its group
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        assert len(list(touched.iterdir())) < 1000
+        yield process
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_two_interrupts_end_the_program(program: subprocess.Popen[str], tmp_path: Path) -> None:
+    os.kill(program.pid, signal.SIGINT)  # as `timeout` does: first the child, then its group
+    os.killpg(program.pid, signal.SIGINT)
+    assert program.wait(timeout=60) == 130
+    assert len(list((tmp_path / "touched").iterdir())) < 1000
+
+
+def test_workers_end_with_a_program_that_is_killed(program: subprocess.Popen[str]) -> None:
+    """They are another process's children, and nobody is left to tell them."""
+    below = psutil.Process(program.pid).children(recursive=True)
+    assert len(below) >= 3  # the server they are forked from, and two workers
+    program.kill()
+    program.wait(timeout=10)
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert not alive
