@@ -45,7 +45,7 @@ class RealStragglers(Claim):
     def runs(self, bench: Bench) -> list[Run]:
         """Every method with every factor, and one learner alone: it says what all could do.
 
-        A slow learner does not change what a synchronous method learns, so one seed tells its speed.
+        A slow learner does not change what a synchronous method learns: one seed tells its speed.
         """
         pace = bench.pick(smoke=0.001, quick=PACE_S, full=PACE_S)
         schedule = Exponential(epochs=1)
