@@ -22,7 +22,8 @@ from statistics import mean, stdev
 import hocket
 from hocket import config
 from hocket.errors import DivergedError, HocketError
-from hocket.parallel import default_jobs
+from hocket.parallel import default_jobs, ordered_map
+from hocket.progress import progress
 from hocket.recipe import Recipe
 from hocket.report.runs import read_errors, read_run
 from hocket.speech.decoding import Search
@@ -78,31 +79,42 @@ def learners_of(strategy: str, wanted: int) -> int:
     return wanted if most is None else min(wanted, most)
 
 
-def run_one(
-    task: Path, out: Path, strategy: str, learners: int, seed: int, epochs: int | None
-) -> Path:
-    """Train and decode one run, unless it is there."""
-    folder = out / f"{strategy}-{learners}-seed{seed}"
-    if not _ended(folder):
-        schedule = config.defaults(str(task)).get("schedule", {})
-        if epochs is not None:
-            schedule["epochs"] = epochs
-        begun = any((folder / "checkpoints").glob("[0-9]*"))
-        result = hocket.simulate(
-            str(task),
-            strategy=strategy,
-            cluster=learners,
-            schedule=schedule,
-            seed=seed,
-            out=folder,
-            resume=begun,
-            threads=default_jobs(),
-        )
+@dataclass(frozen=True)
+class Piece:
+    """One run: trained and decoded by one process with one thread."""
+
+    task: Path
+    folder: Path
+    strategy: str
+    learners: int
+    seed: int
+    epochs: int | None
+
+
+def run_one(piece: Piece) -> str | None:
+    """Train and decode one run, unless it is there; return why it diverged, if it did."""
+    if not _ended(piece.folder):
+        schedule = config.defaults(str(piece.task)).get("schedule", {})
+        if piece.epochs is not None:
+            schedule["epochs"] = piece.epochs
+        try:
+            result = hocket.simulate(
+                str(piece.task),
+                strategy=piece.strategy,
+                cluster=piece.learners,
+                schedule=schedule,
+                seed=piece.seed,
+                out=piece.folder,
+                resume=any((piece.folder / "checkpoints").glob("[0-9]*")),
+                progress=False,
+            )
+        except DivergedError as error:  # a result, too
+            return str(error)
         if result.stopped:  # by Ctrl-C, with a checkpoint
             raise KeyboardInterrupt
-    if not (folder / "decode" / "result.json").exists():
-        decode_run(folder, split="test", jobs=default_jobs(), search=Search())
-    return folder
+    if not (piece.folder / "decode" / "result.json").exists():
+        decode_run(piece.folder, split="test", jobs=1, search=Search(), show=False)
+    return None
 
 
 def _ended(folder: Path) -> bool:
@@ -140,25 +152,34 @@ def one_task(name: str, args: argparse.Namespace, strategies: list[str]) -> list
     """Make a task, run all strategies on it, and write its part of the table."""
     task = args.tasks / name
     recipe_of(name).make(task)
-    rows: list[Row] = []
-    diverged: list[str] = []
+    pieces = [
+        piece_of(task, args.out / name, strategy, seed, args)
+        for strategy in strategies
+        for seed in range(args.seeds)
+    ]
+    ends: list[str | None] = []
+    with progress(name, float(len(pieces)), unit="runs") as advance:
+        for end in ordered_map(run_one, pieces, jobs=args.jobs, what=f"running {name}"):
+            ends.append(end)
+            advance(1.0)
+    failed = {p.strategy: why for p, why in zip(pieces, ends, strict=True) if why is not None}
+    rows = []
     for strategy in strategies:
-        learners = learners_of(strategy, args.learners)
-        try:
-            folders = [
-                run_one(task, args.out / name, strategy, learners, seed, args.epochs)
-                for seed in range(args.seeds)
-            ]
-        except DivergedError as error:  # a result, too
-            print(f"{strategy} on {name}: {error}", file=sys.stderr)
-            diverged.append(strategy)
-            continue
-        rows.append(row_of(folders, strategy, learners))
+        mine = [piece for piece in pieces if piece.strategy == strategy]
+        if strategy not in failed:
+            rows.append(row_of([p.folder for p in mine], strategy, mine[0].learners))
     gmm = read_errors(task / "gmm" / "result.json")
     text = table(f"`recipes/{name}`, {args.seeds} seeds", rows, gmm.rate if gmm else float("nan"))
-    text += "".join(f"\n`{strategy}` diverged.\n" for strategy in diverged)
+    text += "".join(f"\n`{strategy}` diverged: {why}\n" for strategy, why in failed.items())
     (args.out / f"{name}.md").write_text(text)
     return rows
+
+
+def piece_of(task: Path, out: Path, strategy: str, seed: int, args: argparse.Namespace) -> Piece:
+    """Name one run."""
+    learners = learners_of(strategy, args.learners)
+    folder = out / f"{strategy}-{learners}-seed{seed}"
+    return Piece(task, folder, strategy, learners, seed, args.epochs)
 
 
 def best_of(rows: list[Row]) -> list[str]:
@@ -176,6 +197,7 @@ def main() -> int:
     add("--tasks", type=Path, required=True, metavar="DIR", help="where the tasks are, or will be")
     add("--out", type=Path, required=True, metavar="DIR", help="for the runs and the table")
     add("--learners", type=int, default=8, metavar="P", help="(8)")
+    add("--jobs", type=int, default=default_jobs(), metavar="N", help="runs at once (%(default)s)")
     add("--seeds", type=int, default=3, metavar="N", help="(3)")
     add("--only", choices=["sweep"], help="leave `assistant` out")
     add("--strategies", metavar="NAMES", help="with commas (default: all)")

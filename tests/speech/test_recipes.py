@@ -180,7 +180,7 @@ def test_the_table_runs_every_strategy_and_keeps_what_is_done(
     monkeypatch.setattr(table, "STRATEGIES", {k: STRATEGIES[k] for k in ("sequential", "kstep")})
     out = tmp_path / "results"
     arguments = ["table", "--tasks", str(tmp_path / "exp"), "--out", str(out), "--learners", "2"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--seeds", "2", "--epochs", "1"])
+    monkeypatch.setattr("sys.argv", [*arguments, "--seeds", "2", "--epochs", "1", "--jobs", "1"])
     with monkeypatch.context() as patch:  # Ctrl-C: a stopped run is neither decoded nor believed
         stopped = type("Stopped", (), {"stopped": True})
         patch.setattr(table.hocket, "simulate", lambda *_, **__: stopped)
