@@ -149,6 +149,7 @@ class Mailbox:
             ) from error
         except OSError:  # it has gone: those who wait for it hear of that, a sender need not
             self._outgoing.pop(to).close()
+            self._parcels.lose(to)
             return 0
         return length + sum(handed_over)
 
