@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
+from unittest.mock import ANY
 
 import pytest
 import scipy.stats
@@ -65,6 +66,26 @@ def test_every_claim_can_be_judged_at_every_scale(claim: Claim) -> None:
         report = writing.Report(claim, bench, found, claim.judge(found, bench), "command", 0)
         assert claim.claim in writing.markdown(report)
         assert "<table" in writing.page(report)
+
+
+@pytest.mark.parametrize("claim", all_claims().values(), ids=lambda c: c.name)
+def test_no_claim_holds_if_every_run_diverged(claim: Claim) -> None:
+    """And the page can be drawn nevertheless."""
+    bench = Bench("full", claim.task("full") or SIZES["full"].task, 1, (0, 1, 2), 0.2)
+    gone = outcome.of_divergence("the loss is not finite", 1.0)
+    arms = dict.fromkeys((r.arm, r.setting) for r in claim.runs(bench))
+    found = Found(Arm(*names, (gone,) * 3) for names in arms)
+    judged = claim.judge(found, bench)
+    assert checks.overall(judged) != "holds"
+    report = writing.Report(claim, bench, found, judged, "command", 0)
+    assert "nan" not in writing.page(report)
+    assert claim.claim in writing.markdown(report)
+
+
+def test_a_diverged_run_is_read_as_what_it_is(tmp_path: Path) -> None:
+    gone = outcome.of_divergence("the loss is not finite", 1.0)
+    outcome.write(tmp_path / "outcome.json", gone)
+    assert outcome.read(tmp_path / "outcome.json") == replace(gone, wer=ANY)
 
 
 def made_up(loss: float) -> outcome.Outcome:

@@ -19,7 +19,10 @@ from hocket.results import Result
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run ended. A run that diverged has an infinite loss and accuracy 0."""
+    """How one run ended. One that diverged has an infinite loss, time and distance, and accuracy 0.
+
+    So whatever it is compared by, it has failed.
+    """
 
     loss: float
     accuracy: float
@@ -43,7 +46,7 @@ class Outcome:
     @property
     def frames_per_s(self) -> float:
         """Throughput."""
-        return self.frames / self.time_s if self.time_s else 0.0
+        return self.frames / self.time_s if self.time_s else 0.0  # 0 if it diverged
 
     def time_to(self, loss: float) -> float:
         """Training time until the dev loss was first this low; infinite if it never was."""
@@ -71,8 +74,8 @@ def of_result(
 
 
 def of_divergence(reason: str, wall_s: float) -> Outcome:
-    """Return what is kept of a run that the guard stopped: that is a result, too."""
-    return Outcome(math.inf, 0.0, 0, 0, 0.0, 0, 0.0, (), wall_s, reason)
+    """Return what is kept of a run that the guard stopped: that is a result, and a bad one."""
+    return Outcome(math.inf, 0.0, 0, 0, math.inf, 0, 0.0, (), wall_s, reason, consensus=math.inf)
 
 
 def write(path: Path, outcome: Outcome) -> None:
@@ -85,6 +88,8 @@ def write(path: Path, outcome: Outcome) -> None:
 def read(path: Path) -> Outcome:
     """Read an outcome back."""
     kept: dict[str, Any] = json.loads(path.read_text())
+    if kept["diverged"] is not None:
+        return of_divergence(kept["diverged"], kept["wall_s"])
     return Outcome(**{**kept, "curve": tuple(Point(**p) for p in kept["curve"])})
 
 

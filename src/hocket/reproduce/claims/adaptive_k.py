@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from hocket.optim import SGD, Exponential
@@ -79,5 +80,6 @@ class AdaptiveK(Claim):
             base = "momentum: keep" if name.startswith("momentum") else FIXED
             if name != base:
                 change = statistics.difference(found[name].losses, found[base].losses)
-                lines.append(f"{name}: dev loss {change:+.4f} against {base!r}.")
+                text = f"{change:+.4f}" if math.isfinite(change.value) else "not known"
+                lines.append(f"{name}: dev loss {text} against {base!r}.")
         return lines

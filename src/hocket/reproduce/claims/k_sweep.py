@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from hocket.report import charts
@@ -65,7 +66,7 @@ class KSweep(Claim):
             made.append(
                 checks.reaches(f"{best.name} reaches the dev loss of K=1", best.losses, one.losses)
             )
-            share = _sent(best) / _sent(one)
+            share = _sent(best) / _sent(one) if _sent(one) else math.inf
             made.append(checks.fact(f"{best.name} sends less", share < 1, f"{share:.3f} of K=1"))
             fixed = _best([best, one])
             made.append(

@@ -80,9 +80,8 @@ class RealStragglers(Claim):
 
     def share(self, found: Found, name: str, factor: int) -> float:
         """Return the part of the summed speed of all learners that a method keeps."""
-        return speed(found[_arm(name, factor)]) / (
-            speed(found[ALONE]) * (LEARNERS - 1 + 1 / factor)
-        )
+        summed = speed(found[ALONE]) * (LEARNERS - 1 + 1 / factor)
+        return speed(found[_arm(name, factor)]) / summed if summed else 0.0
 
     def judge(self, found: Found, bench: Bench) -> list[Check]:
         """Rings against the sum."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hocket.flat import Layout
+from hocket.optim import Exponential
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
@@ -46,9 +47,15 @@ class RingScaling(Claim):
 
     def runs(self, bench: Bench) -> list[Run]:
         """Every method on every cluster, and one learner alone; other networks with one seed."""
+        gentle = Exponential(epochs=bench.epochs, final_factor=0.05, lr_compensation="sqrt")
         return bench.sequential(evaluate_every=9.0) + [
             bench.run(
-                _arm(name, p, net), how, self.cluster(bench, p, net), seed=seed, evaluate_every=9.0
+                _arm(name, p, net),
+                how,
+                self.cluster(bench, p, net),
+                seed=seed,
+                schedule=gentle,
+                evaluate_every=9.0,
             )
             for net in self.networks(bench)
             for p in self.sizes(bench)
@@ -78,7 +85,10 @@ class RingScaling(Claim):
     def notes(self, found: Found, bench: Bench) -> list[str]:
         """What it costs in accuracy."""
         alone = found["sequential"].losses
-        lines = [f"A minibatch lasts {RATIO:.1f} times as long as sending the model once."]
+        lines = [
+            f"A minibatch lasts {RATIO:.1f} times as long as sending the model once.",
+            "The rate grows with the root of P: grown with P, 64 learners diverge.",
+        ]
         for p in self.sizes(bench):
             for name in METHODS:
                 arm = found[_arm(name, p, 1.0)]
