@@ -62,21 +62,25 @@ class RealStragglers(Claim):
             )
             for seed in bench.seeds
         ]
-        return alone + [
-            bench.run(
-                _arm(name, factor),
-                how,
-                LEARNERS,
-                seed=seed,
-                task=Paced(bench.task, pace, LEARNERS - 1, factor),
-                schedule=schedule,
-                evaluate_every=99.0,
-                real=True,
-            )
-            for factor in self.factors(bench)
-            for name, how in METHODS.items()
-            for seed in (bench.seeds[:1] if how.synchronous and factor > 1 else bench.seeds)
-        ]
+        return (
+            alone
+            + [
+                bench.run(
+                    _arm(name, factor),
+                    how,
+                    LEARNERS,
+                    seed=seed,
+                    task=Paced(bench.task, pace, LEARNERS - 1, factor),
+                    schedule=schedule,
+                    evaluate_every=99.0,
+                    checkpoint_every=99.0,  # all meet there, too
+                    real=True,
+                )
+                for factor in self.factors(bench)
+                for name, how in METHODS.items()
+                for seed in (bench.seeds[:1] if how.synchronous and factor > 1 else bench.seeds)
+            ]
+        )
 
     def share(self, found: Found, name: str, factor: int) -> float:
         """Return the part of the summed speed of all learners that a method keeps."""
