@@ -80,6 +80,22 @@ def speed(folder: str) -> tuple[float, float]:
     return wall, processor / len(files)
 
 
+def kept(folder: str) -> float:
+    """Return what meeting every SYNC_EVERY minibatches leaves of a contender's own pace.
+
+    The mean time of minibatches without a meeting between them, over that of all: taken within one
+    run, so a machine that is faster or slower in the next minute does not matter.
+    """
+    alone, everything = [], []
+    for path in Path(folder).glob("*.f64"):
+        steps = np.diff(np.fromfile(path).reshape(-1, 2)[:, 0])
+        numbers = np.arange(1, len(steps) + 1)
+        counted = numbers > SYNC_EVERY  # the first block warms up, its meeting makes the memory
+        alone += steps[counted & (numbers % SYNC_EVERY != 0)].tolist()
+        everything += steps[counted].tolist()
+    return float(np.mean(alone) / np.mean(everything))
+
+
 # ---------------------------------------------------------------------------- plain PyTorch
 
 
