@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from hocket.parallel import ordered_map
 
@@ -23,6 +23,7 @@ def piece(number):
     return number
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
     try:
         for number in ordered_map(piece, range(1000), jobs=2, what="waiting"):
             if number == 3:
