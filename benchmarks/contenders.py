@@ -80,20 +80,24 @@ def speed(folder: str) -> tuple[float, float]:
     return wall, processor / len(files)
 
 
-def kept(folder: str) -> float:
-    """Return what meeting every SYNC_EVERY minibatches leaves of a contender's own pace.
+def meetings(folder: str) -> tuple[float, float]:
+    """Return what meeting every SYNC_EVERY minibatches leaves of the own pace, and what it costs.
 
-    The mean time of minibatches without a meeting between them, over that of all: taken within one
-    run, so a machine that is faster or slower in the next minute does not matter.
+    The first is the mean time of minibatches without a meeting between them, over that of all. The
+    second is the mean over the meetings, in milliseconds, of what they cost the learner that comes
+    last: it waits for nobody. Both are taken within one run, so a machine that is faster or slower
+    in the next minute does not matter.
     """
-    alone, everything = [], []
-    for path in Path(folder).glob("*.f64"):
-        steps = np.diff(np.fromfile(path).reshape(-1, 2)[:, 0])
-        numbers = np.arange(1, len(steps) + 1)
-        counted = numbers > SYNC_EVERY  # the first block warms up, its meeting makes the memory
-        alone += steps[counted & (numbers % SYNC_EVERY != 0)].tolist()
-        everything += steps[counted].tolist()
-    return float(np.mean(alone) / np.mean(everything))
+    rows = [np.fromfile(path).reshape(-1, 2)[:, 0] for path in Path(folder).glob("*.f64")]
+    ends = min(map(len, rows)) // SYNC_EVERY * SYNC_EVERY
+    steps = np.stack([np.diff(row)[:ends] for row in rows if len(row) > ends])
+    if steps.size == 0 or steps.shape[1] < 2 * SYNC_EVERY:
+        return float("nan"), float("nan")
+    steps = steps[:, SYNC_EVERY:]  # the first block warms up, its meeting makes the memory
+    blocks = steps.reshape(len(steps), -1, SYNC_EVERY)
+    alone = blocks[:, :, :-1]
+    extra = blocks[:, :, -1] - alone.mean(2)
+    return float(alone.mean() / blocks.mean()), 1000 * float(extra.min(0).mean())
 
 
 # ---------------------------------------------------------------------------- plain PyTorch

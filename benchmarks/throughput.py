@@ -12,7 +12,7 @@ limit of two: `allreduce` >= 0.95, `kstep` and the other averaging methods with 
 `adpsgd`, which exchanges models after every minibatch, >= 0.90 (the aim is 0.95). `hocket-meet-2`
 steps alone and only meets after every minibatch: what is lost there is waiting for each other, not
 communication. For methods that meet every 16 minibatches it is also told within a run: the time of
-minibatches without a meeting over that of all.
+minibatches without a meeting over that of all, and what a meeting costs the learner that comes last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.contenders import AVERAGING, CONTENDERS, SYNC_EVERY, kept, speed
+from benchmarks.contenders import AVERAGING, CONTENDERS, SYNC_EVERY, meetings, speed
 
 RATIOS = [
     ("plain", "gemm"),
@@ -51,8 +51,8 @@ RATIOS = [
 ]
 
 
-# Frames per second by the clock, by processor time; and what meeting leaves of the own pace.
-Speed = tuple[float, float, float]
+# Frames per second by the clock, by processor time; what meeting leaves of the own pace, and costs.
+Speed = tuple[float, float, float, float]
 
 
 def contend(name: str, steps: int) -> Speed:
@@ -63,7 +63,7 @@ def contend(name: str, steps: int) -> Speed:
             check=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
-        return *speed(folder), kept(folder)
+        return *speed(folder), *meetings(folder)
 
 
 def compare(names: list[str], repeats: int, steps: int) -> dict[str, list[Speed]]:
@@ -91,9 +91,12 @@ def show(speeds: dict[str, list[Speed]]) -> None:
         print(f"{name:32} {_spread(clock, 0):28} {_spread(processor, 0)}")
     meeting = [name for name in speeds if name in ("hocket-kstep-2", *AVERAGING)]
     if meeting:
-        print(f"\nwhat meeting every {SYNC_EVERY} minibatches leaves of one's own pace")
+        print(
+            f"\n{f'meeting every {SYNC_EVERY} minibatches':32} {'leaves of the own pace':28} ms, the last"
+        )
     for name in meeting:
-        print(f"{name:40} {_spread([v[2] for v in speeds[name]], 3)}")
+        pace, cost = ([v[i] for v in speeds[name]] for i in (2, 3))
+        print(f"{name:32} {_spread(pace, 3):28} {_spread(cost, 0)}")
     print(f"\n{'ratio within a repeat':40}")
     for a, b in RATIOS:
         if a in speeds and b in speeds:
