@@ -12,7 +12,7 @@ limit of two: `allreduce` >= 0.95, `kstep` and the other averaging methods with 
 `adpsgd`, which exchanges models after every minibatch, >= 0.90 (the aim is 0.95). `hocket-meet-2`
 steps alone and only meets after every minibatch: what is lost there is waiting for each other, not
 communication. For methods that meet every 16 minibatches it is also told within a run: the time of
-minibatches without a meeting over that of all, and what a meeting costs the learner that comes last.
+minibatches without a meeting over that of all, and what a meeting costs whoever comes last.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ def show(speeds: dict[str, list[Speed]]) -> None:
         print(f"{name:32} {_spread(clock, 0):28} {_spread(processor, 0)}")
     meeting = [name for name in speeds if name in ("hocket-kstep-2", *AVERAGING)]
     if meeting:
-        print(
-            f"\n{f'meeting every {SYNC_EVERY} minibatches':32} {'leaves of the own pace':28} ms, the last"
-        )
+        title = f"meeting every {SYNC_EVERY} minibatches"
+        print(f"\n{title:32} {'leaves of the own pace':28} costs the last, ms")
     for name in meeting:
         pace, cost = ([v[i] for v in speeds[name]] for i in (2, 3))
         print(f"{name:32} {_spread(pace, 3):28} {_spread(cost, 0)}")
