@@ -89,9 +89,9 @@ def meetings(folder: str) -> tuple[float, float]:
     in the next minute does not matter.
     """
     rows = [np.fromfile(path).reshape(-1, 2)[:, 0] for path in Path(folder).glob("*.f64")]
-    ends = min(map(len, rows)) // SYNC_EVERY * SYNC_EVERY
-    steps = np.stack([np.diff(row)[:ends] for row in rows if len(row) > ends])
-    if steps.size == 0 or steps.shape[1] < 2 * SYNC_EVERY:
+    ends = (min(map(len, rows)) - 1) // SYNC_EVERY * SYNC_EVERY
+    steps = np.stack([np.diff(row)[:ends] for row in rows])
+    if ends < 2 * SYNC_EVERY:
         return float("nan"), float("nan")
     steps = steps[:, SYNC_EVERY:]  # the first block warms up, its meeting makes the memory
     blocks = steps.reshape(len(steps), -1, SYNC_EVERY)

@@ -1,4 +1,4 @@
-"""The README's table, by one command: every strategy on `sweep`, the best few on `assistant`.
+"""One table of all methods, by one command: every strategy on `sweep`, the best few on `assistant`.
 
     python recipes/table.py --tasks exp --out results            # all of it, several hours
     python recipes/table.py --tasks exp --out results --only sweep --seeds 1 --epochs 1

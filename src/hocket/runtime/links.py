@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 VANISHED_S = 20
 
 PHASE, REPORT = 1, 2
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # a descriptor is not for programs we start
+CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # a descriptor is not for programs we start
 
 
 @dataclass(slots=True)
@@ -65,6 +65,15 @@ class Frame:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def descriptors(rights: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that came with what was read from a Unix socket."""
+    found = array.array("i")
+    for level, kind, raw in rights:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(raw)
+    return list(found)
 
 
 def _parse(head: Buffer) -> tuple[Frame, int]:
@@ -134,7 +143,7 @@ class LocalLink:
         while True:
             try:
                 data, rights, flags, _ = self._socket.recvmsg(
-                    _HEAD.size + MAX_LOCAL_BODY, socket.CMSG_SPACE(4), _CLOEXEC
+                    _HEAD.size + MAX_LOCAL_BODY, socket.CMSG_SPACE(4), CLOEXEC
                 )
             except BlockingIOError:
                 return frames
@@ -149,9 +158,8 @@ class LocalLink:
                 )
             frame, length = _parse(data)
             frame.body = memoryview(data)[_HEAD.size : _HEAD.size + length]
-            for level, kind, raw in rights:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    frame.fd = array.array("i", raw)[0]
+            for fd in descriptors(rights):
+                frame.fd = fd
             frames.append(frame)
 
     def close(self) -> None:

@@ -25,7 +25,13 @@ import torch
 
 from hocket.effects import Message
 from hocket.errors import WaitTimeoutError
-from hocket.runtime.links import close_after_fork, local_name, notice_a_vanished_host
+from hocket.runtime.links import (
+    CLOEXEC,
+    close_after_fork,
+    descriptors,
+    local_name,
+    notice_a_vanished_host,
+)
 from hocket.runtime.packing import Buffer, from_buffer, to_parts
 from hocket.runtime.parcels import Parcels
 from hocket.runtime.transport import Store
@@ -36,7 +42,6 @@ _CHUNK = 1 << 20
 _BUFFER_BYTES = 1 << 22  # of a socket: sender and receiver then work at the same time
 _MAX_PARTS = 64  # of one sendmsg
 _MAX_FDS = 64  # that come with one message
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # a descriptor is not for programs we start
 
 
 @dataclass
@@ -241,10 +246,8 @@ def _receive(connection: socket.socket, num_bytes: int, fds: list[int]) -> bytes
     if connection.family != socket.AF_UNIX:
         return connection.recv(num_bytes)
     room = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
-    data, rights, _, _ = connection.recvmsg(num_bytes, room, _CLOEXEC)
-    for level, kind, raw in rights:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds += array.array("i", raw)
+    data, rights, _, _ = connection.recvmsg(num_bytes, room, CLOEXEC)
+    fds += descriptors(rights)
     return data
 
 

@@ -17,7 +17,7 @@ from hocket.task import Task
 
 LEARNERS = 4
 KEPT = 0.95  # of the summed speed of all learners
-PACE_S = 0.025  # of a minibatch: ten times what it costs to compute, so that two cores suffice
+PACE_S = 0.025  # of a minibatch: well above what it costs to compute, so that two cores suffice
 ALONE = "one learner"
 
 
