@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -65,39 +66,23 @@ class Clock:
         os.write(self._fd, np.array([time.perf_counter(), time.process_time()]).tobytes())
 
 
+def ticks(folder: str) -> list[NDArray[np.float64]]:
+    """Return what every process noted: a row per minibatch, by the clock and by processor time."""
+    return [np.fromfile(path).reshape(-1, 2) for path in Path(folder).glob("*.f64")]
+
+
 def speed(folder: str) -> tuple[float, float]:
     """Return frames per second of all processes together, and per second of processor time.
 
     The second does not depend on what else the machine does, but leaves out waiting.
     """
     wall = processor = 0.0
-    files = list(Path(folder).glob("*.f64"))
-    for path in files:
-        times = np.fromfile(path).reshape(-1, 2)[WARM_UP:]
-        frames = BATCH * (len(times) - 1)
-        wall += frames / (times[-1, 0] - times[0, 0])
-        processor += frames / (times[-1, 1] - times[0, 1])
-    return wall, processor / len(files)
-
-
-def meetings(folder: str) -> tuple[float, float]:
-    """Return what meeting every SYNC_EVERY minibatches leaves of the own pace, and what it costs.
-
-    The first is the mean time of minibatches without a meeting between them, over that of all. The
-    second is the mean over the meetings, in milliseconds, of what they cost the learner that comes
-    last: it waits for nobody. Both are taken within one run, so a machine that is faster or slower
-    in the next minute does not matter.
-    """
-    rows = [np.fromfile(path).reshape(-1, 2)[:, 0] for path in Path(folder).glob("*.f64")]
-    ends = (min(map(len, rows)) - 1) // SYNC_EVERY * SYNC_EVERY
-    steps = np.stack([np.diff(row)[:ends] for row in rows])
-    if ends < 2 * SYNC_EVERY:
-        return float("nan"), float("nan")
-    steps = steps[:, SYNC_EVERY:]  # the first block warms up, its meeting makes the memory
-    blocks = steps.reshape(len(steps), -1, SYNC_EVERY)
-    alone = blocks[:, :, :-1]
-    extra = blocks[:, :, -1] - alone.mean(2)
-    return float(alone.mean() / blocks.mean()), 1000 * float(extra.min(0).mean())
+    processes = ticks(folder)
+    for times in processes:
+        frames = BATCH * (len(times) - WARM_UP - 1)
+        wall += frames / (times[-1, 0] - times[WARM_UP, 0])
+        processor += frames / (times[-1, 1] - times[WARM_UP, 1])
+    return wall, processor / len(processes)
 
 
 # ---------------------------------------------------------------------------- plain PyTorch
@@ -226,7 +211,7 @@ class Job(hocket.Task):
         return hocket.Loss(total, BATCH)
 
 
-def _hocket(strategy: Any, learners: int, steps: int, folder: str) -> None:
+def train(strategy: Any, learners: int, steps: int, folder: str) -> None:
     result = hocket.train(
         Job(folder, learners * (steps + 1)),
         strategy=strategy,
@@ -239,23 +224,23 @@ def _hocket(strategy: Any, learners: int, steps: int, folder: str) -> None:
 
 
 def hocket_one(steps: int, folder: str) -> None:
-    _hocket("sequential", 1, steps, folder)
+    train("sequential", 1, steps, folder)
 
 
 def hocket_allreduce(steps: int, folder: str) -> None:
-    _hocket("allreduce", 2, steps, folder)
+    train("allreduce", 2, steps, folder)
 
 
 def hocket_kstep(steps: int, folder: str) -> None:
-    _hocket(hocket.KStep(sync_every=SYNC_EVERY), 2, steps, folder)
+    train(hocket.KStep(sync_every=SYNC_EVERY), 2, steps, folder)
 
 
 def hocket_adpsgd(steps: int, folder: str) -> None:
-    _hocket(hocket.ADPSGD(), 2, steps, folder)
+    train(hocket.ADPSGD(), 2, steps, folder)
 
 
 def hocket_delay_by_one(steps: int, folder: str) -> None:
-    _hocket(hocket.DelayByOne(), 2, steps, folder)
+    train(hocket.DelayByOne(), 2, steps, folder)
 
 
 @dataclass(frozen=True)
@@ -283,7 +268,7 @@ class Meet(hocket.Strategy):
 
 
 def hocket_meet(steps: int, folder: str) -> None:
-    _hocket(Meet(), 2, steps, folder)
+    train(Meet(), 2, steps, folder)
 
 
 # ---------------------------------------------------------------------------- the core itself
@@ -322,7 +307,7 @@ CONTENDERS: dict[str, Callable[[int, str], None]] = {
 
 # With --averaging: two learners that meet every SYNC_EVERY minibatches, method by method.
 AVERAGING: dict[str, Callable[[int, str], None]] = {
-    f"hocket-{strategy.name}-2": partial(_hocket, strategy, 2)
+    f"hocket-{strategy.name}-2": partial(train, strategy, 2)
     for strategy in (
         hocket.KStep(sync_every=SYNC_EVERY, local_momentum="average"),
         hocket.BMUF(sync_every=SYNC_EVERY),

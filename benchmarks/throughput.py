@@ -11,8 +11,7 @@ Goals: one learner >= 1.0 of the plain loop; of two processes that do not commun
 limit of two: `allreduce` >= 0.95, `kstep` and the other averaging methods with K = 16 >= 0.98,
 `adpsgd`, which exchanges models after every minibatch, >= 0.90 (the aim is 0.95). `hocket-meet-2`
 steps alone and only meets after every minibatch: what is lost there is waiting for each other, not
-communication. For methods that meet every 16 minibatches it is also told within a run: the time of
-minibatches without a meeting over that of all, and what a meeting costs whoever comes last.
+communication. `meeting.py` measures a meeting every 16 minibatches far more closely.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.contenders import AVERAGING, CONTENDERS, SYNC_EVERY, meetings, speed
+from benchmarks.contenders import AVERAGING, CONTENDERS, speed
 
 RATIOS = [
     ("plain", "gemm"),
@@ -51,8 +50,7 @@ RATIOS = [
 ]
 
 
-# Frames per second by the clock, by processor time; what meeting leaves of the own pace, and costs.
-Speed = tuple[float, float, float, float]
+Speed = tuple[float, float]  # frames per second by the clock, by processor time
 
 
 def contend(name: str, steps: int) -> Speed:
@@ -63,7 +61,7 @@ def contend(name: str, steps: int) -> Speed:
             check=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
-        return *speed(folder), *meetings(folder)
+        return speed(folder)
 
 
 def compare(names: list[str], repeats: int, steps: int) -> dict[str, list[Speed]]:
@@ -89,13 +87,6 @@ def show(speeds: dict[str, list[Speed]]) -> None:
     for name, values in speeds.items():
         clock, processor = ([v[i] for v in values] for i in (0, 1))
         print(f"{name:32} {_spread(clock, 0):28} {_spread(processor, 0)}")
-    meeting = [name for name in speeds if name in ("hocket-kstep-2", *AVERAGING)]
-    if meeting:
-        title = f"meeting every {SYNC_EVERY} minibatches"
-        print(f"\n{title:32} {'leaves of the own pace':28} costs the last, ms")
-    for name in meeting:
-        pace, cost = ([v[i] for v in speeds[name]] for i in (2, 3))
-        print(f"{name:32} {_spread(pace, 3):28} {_spread(cost, 0)}")
     print(f"\n{'ratio within a repeat':40}")
     for a, b in RATIOS:
         if a in speeds and b in speeds:

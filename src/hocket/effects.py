@@ -159,6 +159,7 @@ class AllReduce(Effect[Mean]):
     x: Flat
     weight: float | None = None
     group: Group | None = None
+    in_place: bool = False  # `x` becomes the mean: no new memory, one copy less
 
 
 @dataclass(slots=True, eq=False)

@@ -127,6 +127,12 @@ class Learner:
         """Weighted mean over learners; by default weighted by frames since the last settlement."""
         return await AllReduce(x, weight, group)
 
+    async def allreduce_(
+        self, x: Flat, weight: float | None = None, group: Group | None = None
+    ) -> Mean:
+        """As `allreduce`; `x` itself becomes the mean, and is the answer's `value`."""
+        return await AllReduce(x, weight, group, in_place=True)
+
     async def broadcast(self, x: Flat, root: int = 0, group: Group | None = None) -> Flat:
         """Return the root's vector."""
         return await Broadcast(x, root, group)

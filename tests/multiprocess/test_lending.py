@@ -54,6 +54,32 @@ class UsesTwice(AllReduceSGD):
         return state
 
 
+@dataclass(frozen=True)
+class InPlace(AllReduceSGD):
+    """Takes the mean of unequal vectors in place and anew; refuses to go on if they differ."""
+
+    name: ClassVar[str] = "in place"
+
+    async def run(self, me: Learner, state: State) -> State:
+        while (await me.boundary(state)).go_on:
+            grad = await me.gradient(state.params)
+            mine = grad.vector * (me.rank + 1)
+            fresh = await me.allreduce(mine, weight=1.0)
+            mean = await me.allreduce_(mine, weight=1.0)
+            assert mean.value is mine
+            assert fresh.value.equal(mine)
+            assert not grad.vector.any() or not fresh.value.equal(grad.vector * (me.rank + 1))
+            state.params.add_(mine, alpha=-0.1)
+            await me.commit()
+        return state
+
+
+@pytest.mark.parametrize("learners", [2, 3])
+def test_a_mean_may_take_the_place_of_a_contribution(learners: int) -> None:
+    a = simulated(acoustic(), InPlace(), learners)
+    assert same_model(a, real(acoustic(), InPlace(), learners))
+
+
 @pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("learners", [2, 3])
 def test_a_gradient_may_be_kept_over_collectives(forked: bool, learners: int) -> None:

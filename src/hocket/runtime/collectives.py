@@ -23,6 +23,7 @@ from hocket.effects import (
     Scores,
 )
 from hocket.errors import require
+from hocket.flat import Flat
 from hocket.numerics import shares, weighted_sum
 from hocket.runtime.internal import Gather
 from hocket.runtime.packing import num_bytes
@@ -68,6 +69,11 @@ def slice_of(num_items: int, member: int, members: int) -> range:
     return range(member, num_items, members)
 
 
+def _own(effect: AllReduce, value: Flat) -> Flat:
+    """Return a learner's own copy of the mean, where it asked for it."""
+    return effect.x.copy_(value) if effect.in_place else value.clone()
+
+
 def answer(members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int, float]:
     """Return everybody's answer, the bytes of one contribution, and the trips around a ring."""
     effect: Effect[Any] = posts[0].effect
@@ -75,8 +81,8 @@ def answer(members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int,
         value = weighted_sum([p.effect.x for p in posts], shares([p.weight for p in posts]))
         contributors = sum(p.weight > 0 for p in posts) or len(posts)
         weight = float(sum(p.weight for p in posts))
-        copies = [value, *(value.clone() for _ in posts[1:])]
-        return [Mean(copy, contributors, weight) for copy in copies], value.numel() * 4, 2.0
+        means = [Mean(_own(p.effect, value), contributors, weight) for p in posts]
+        return means, value.numel() * 4, 2.0
     if isinstance(effect, MeanGradient):
         grads: list[Grad] = [p.value for p in posts]
         vector = weighted_sum([g.vector for g in grads], shares([g.frames for g in grads]))

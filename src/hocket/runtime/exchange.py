@@ -132,7 +132,7 @@ class Exchange:
         )
         weights = [row[0] for row in rows]
         contributors = sum(w > 0 for w in weights) or len(weights)
-        mean = value.join().to(effect.x.device)
+        mean = value.write_(effect.x) if effect.in_place else value.join().to(effect.x.device)
         return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
 
     def mean_gradient(

@@ -81,7 +81,7 @@ class Averaging(Strategy):
         """Walk, average, outer rule, local momentum, commit."""
         while (await me.boundary(state)).go_on:
             await walk(me, state, self.block(state))
-            mean = await me.allreduce(state.params)
+            mean = await me.allreduce_(state.params)
             self.outer_(state, mean, len(me.alive))
             await meet_moments(me, state, self.local_momentum or self.usual_momentum)
             await me.commit()

@@ -182,7 +182,7 @@ class Kaldi(Averaging):
             archive = await share(me, *await self.walk(me, state, working, first=first))
             kept = archive.kept(self.drop_worse_by, best_only=first and self.best_first)
             mine = archive.frames[me.rank] if me.rank in kept else 0.0
-            state.params.copy_((await me.allreduce(state.params, weight=mine)).value)  # eqs. 3, 4
+            await me.allreduce_(state.params, weight=mine)  # eqs. 3, 4
             await meet_moments(me, state, self.local_momentum or self.usual_momentum)
             self.remember_(state)
             await me.commit()

@@ -17,7 +17,6 @@ from hocket.task import Task
 
 LEARNERS = 4
 KEPT = 0.95  # of the summed speed of all learners
-PACE_S = 0.025  # of a minibatch: well above what it costs to compute, so that two cores suffice
 ALONE = "one learner"
 
 
@@ -38,6 +37,13 @@ class RealStragglers(Claim):
         items = {"smoke": 24, "quick": 600, "full": 900}[scale]
         return synthetic(items, width=96, dev_frames=4_000)
 
+    def pace_s(self, bench: Bench) -> float:
+        """Seconds of a minibatch: far above what it costs to compute, so that two cores suffice.
+
+        At 25 ms four learners on two cores are in each other's way: rings kept 0.94 to 0.97.
+        """
+        return bench.pick(smoke=0.001, quick=0.025, full=0.05)
+
     def factors(self, bench: Bench) -> tuple[int, ...]:
         """How slow; 1 is the base."""
         return bench.pick(smoke=(1, 4), quick=(1, 10), full=(1, 2, 10))
@@ -47,7 +53,7 @@ class RealStragglers(Claim):
 
         A slow learner does not change what a synchronous method learns: one seed tells its speed.
         """
-        pace = bench.pick(smoke=0.001, quick=PACE_S, full=PACE_S)
+        pace = self.pace_s(bench)
         schedule = Exponential(epochs=1)
         alone = [
             bench.run(
@@ -60,7 +66,7 @@ class RealStragglers(Claim):
                 evaluate_every=99.0,
                 real=True,
             )
-            for seed in bench.seeds
+            for seed in bench.seeds[:1]  # it sleeps: they differ by less than 1 %
         ]
         return (
             alone
@@ -100,8 +106,8 @@ class RealStragglers(Claim):
     def notes(self, found: Found, bench: Bench) -> list[str]:
         """What the synchronous methods keep, and what was slept."""
         lines = [
-            f"Every minibatch takes {1000 * PACE_S:.0f} ms by sleeping, as if each learner had a "
-            "machine of its own; the slow one takes so many times longer."
+            f"Every minibatch takes {1000 * self.pace_s(bench):.0f} ms by sleeping, as if each "
+            "learner had a machine of its own; the slow one takes so many times longer."
         ]
         for name in ("allreduce", "delay-by-one"):
             kept = [f"{self.share(found, name, f):.3f} at {f} x" for f in self.factors(bench)]
