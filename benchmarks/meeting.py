@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -89,7 +90,7 @@ def pairs(folder: str) -> list[Pair]:
 
 def _error(values: list[float]) -> float:
     """Return the standard error of the mean."""
-    return statistics.stdev(values) / float(len(values)) ** 0.5
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def main() -> None:
