@@ -1,12 +1,13 @@
 """One table of all methods, by one command: every strategy on `sweep`, the best few on `assistant`.
 
-    python recipes/table.py --tasks exp --out results            # all of it, several hours
+    python recipes/table.py --tasks exp --out results            # all of it, two hours on two cores
     python recipes/table.py --tasks exp --out results --only sweep --seeds 1 --epochs 1
 
-Makes the tasks if they are not there, trains every strategy that this version has with every seed,
-decodes, and writes OUT/table.md. What is finished is kept: an interrupted call goes on. Strategies
-that need several learners run in the simulator on as many equal learners: every frame is
-computed once, so the models are those of real learners and the times are the cluster's.
+Makes the tasks if they are not there, trains every strategy that this version has with every seed
+(on `assistant`, six times as large, with one), decodes, and writes OUT/table.md. What is finished is
+kept: an interrupted call goes on. Strategies that need several learners run in the simulator on as
+many equal learners: every frame is computed once, so the models are those of real learners and the
+times are the cluster's.
 """
 
 from __future__ import annotations
@@ -148,14 +149,14 @@ def table(title: str, rows: list[Row], gmm: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def one_task(name: str, args: argparse.Namespace, strategies: list[str]) -> list[Row]:
+def one_task(name: str, args: argparse.Namespace, strategies: list[str], seeds: int) -> list[Row]:
     """Make a task, run all strategies on it, and write its part of the table."""
     task = args.tasks / name
     recipe_of(name).make(task)
     pieces = [
         piece_of(task, args.out / name, strategy, seed, args)
         for strategy in strategies
-        for seed in range(args.seeds)
+        for seed in range(seeds)
     ]
     ends: list[str | None] = []
     with progress(name, float(len(pieces)), unit="runs") as advance:
@@ -169,7 +170,8 @@ def one_task(name: str, args: argparse.Namespace, strategies: list[str]) -> list
         if strategy not in failed:
             rows.append(row_of([p.folder for p in mine], strategy, mine[0].learners))
     gmm = read_errors(task / "gmm" / "result.json")
-    text = table(f"`recipes/{name}`, {args.seeds} seeds", rows, gmm.rate if gmm else float("nan"))
+    title = f"`recipes/{name}`, {seeds} seed{'s' * (seeds > 1)}"
+    text = table(title, rows, gmm.rate if gmm else float("nan"))
     text += "".join(f"\n`{strategy}` diverged: {why}\n" for strategy, why in failed.items())
     (args.out / f"{name}.md").write_text(text)
     return rows
@@ -198,7 +200,7 @@ def main() -> int:
     add("--out", type=Path, required=True, metavar="DIR", help="for the runs and the table")
     add("--learners", type=int, default=8, metavar="P", help="(8)")
     add("--jobs", type=int, default=default_jobs(), metavar="N", help="runs at once (%(default)s)")
-    add("--seeds", type=int, default=3, metavar="N", help="(3)")
+    add("--seeds", type=int, default=3, metavar="N", help="on `sweep` (3)")
     add("--only", choices=["sweep"], help="leave `assistant` out")
     add("--strategies", metavar="NAMES", help="with commas (default: all)")
     add("--epochs", type=int, metavar="N", help="for a trial: other than the recipe's")
@@ -209,9 +211,9 @@ def main() -> int:
     try:
         for name in strategies:
             config.choose(STRATEGIES, {"name": name}, "strategy", "")
-        rows = one_task("sweep", args, strategies)
+        rows = one_task("sweep", args, strategies, args.seeds)
         if args.only is None:
-            one_task("assistant", args, best_of(rows))
+            one_task("assistant", args, best_of(rows), seeds=1)
     except HocketError as error:
         print(f"table: {error}", file=sys.stderr)
         return 1
