@@ -4,7 +4,7 @@
     python recipes/table.py --tasks exp --out results --only sweep --seeds 1 --epochs 1
 
 Makes the tasks if they are not there, trains every strategy that this version has with every seed
-(on `assistant`, six times as large, with one), decodes, and writes OUT/table.md. What is finished is
+(on `assistant`, six times as large, with one), decodes, and writes OUT/table.md. What is done is
 kept: an interrupted call goes on. Strategies that need several learners run in the simulator on as
 many equal learners: every frame is computed once, so the models are those of real learners and the
 times are the cluster's.
