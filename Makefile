@@ -14,6 +14,7 @@ help:
 	@echo "make demo       synthesise speech, prepare it, train alone and with 2 learners, decode, compare"
 	@echo "make test       checks and tests"
 	@echo "make test-long  the slow rest of the tests"
+	@echo "make setup      .venv with everything; then: . .venv/bin/activate"
 	@echo "make check      ruff format, ruff lint, mypy strict"
 	@echo "make format     let ruff rewrite the files"
 	@echo "make bench      time is measured here and nowhere else"

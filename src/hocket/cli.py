@@ -51,7 +51,7 @@ examples:
 
 _SIMULATE = """\
 examples:
-  hocket simulate synthetic --strategy allreduce --learners 16 --out runs/sim16
+  hocket simulate synthetic --strategy allreduce --learners 8 --out runs/sim8
   hocket simulate synthetic --strategy kstep --cluster uneven.toml --out runs/uneven
 
 a cluster file:

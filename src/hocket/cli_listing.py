@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from typing import Any
 
@@ -80,6 +81,12 @@ def options(args: argparse.Namespace) -> int:
             for key, (kind, default) in keys.items():
                 if dataclasses.is_dataclass(default) or isinstance(default, tuple):
                     continue  # a table of its own
-                shown = "(unset)" if default is None else json.dumps(default)
-                print(f"  {key} = {shown}  # {kind}")
+                print(f"  {key} = {_shown(default)}  # {kind}")
     return 0
+
+
+def _shown(default: object) -> str:
+    """Write a value as TOML does."""
+    if default is None:
+        return "(unset)"
+    return "inf" if default == math.inf else json.dumps(default)

@@ -121,6 +121,7 @@ def test_compensation_that_cannot_take_effect_is_refused() -> None:
         (lambda: Constant(epochs=0), "epochs"),
         (lambda: Exponential(final_factor=0), "final_factor"),
         (lambda: Warmup(warmup_from=2), "warmup_from"),
+        (lambda: Warmup(epochs=10, warmup_epochs=10), "outlast the training"),
         (lambda: Newbob(halving_factor=1), "halving_factor"),
     ],
 )

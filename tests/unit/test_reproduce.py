@@ -291,6 +291,7 @@ def test_so_many_seeds_do_settle_it() -> None:
         half = scipy.stats.t.ppf(0.975, 2 * m - 2) * math.sqrt(sum(s * s for s in widened) / m)
         assert (half < distance) == enough
     assert statistics.seeds_needed(a, b, 1e-9) is None
+    assert statistics.seeds_needed(a, b, 10.0) == 4  # three were there and did not show it
 
 
 # ------------------------------------------------------------------ verdicts

@@ -93,6 +93,11 @@ class Warmup(Schedule):
         super().__post_init__()
         for key in ("warmup_epochs", "hold_epochs"):
             require(getattr(self, key) >= 0, f"schedule.{key} must be >= 0")
+        require(
+            self.warmup_epochs < self.epochs,
+            f"schedule.warmup_epochs = {self.warmup_epochs:g} would outlast the training of "
+            f"schedule.epochs = {self.epochs}: train longer (--epochs), or warm up for less",
+        )
         for key in ("warmup_from", "step_factor"):
             require(
                 0 < getattr(self, key) <= 1,

@@ -87,8 +87,9 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Interval:
 def seeds_needed(a: Sequence[float], b: Sequence[float], distance: float) -> int | None:
     """Return how many seeds an arm needs until a difference of `distance` would show.
 
-    With the scatter seen so far, and seeing it where it is: half the interval is `distance`. None:
-    more than `MAX_SEEDS`, or it cannot be told from so few.
+    With the scatter seen so far, and seeing it where it is: half the interval is `distance`. More
+    than there are, as these did not show it. None: more than `MAX_SEEDS`, or it cannot be told
+    from so few.
     """
     if min(len(a), len(b)) < 2 or distance <= 0:
         return None
@@ -99,4 +100,5 @@ def seeds_needed(a: Sequence[float], b: Sequence[float], distance: float) -> int
 
     if too_wide(MAX_SEEDS):
         return None
-    return 2 + bisect_left(range(2, MAX_SEEDS), True, key=lambda n: not too_wide(n))
+    more = max(len(a), len(b)) + 1
+    return more + bisect_left(range(more, MAX_SEEDS), True, key=lambda n: not too_wide(n))

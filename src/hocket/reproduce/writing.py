@@ -128,7 +128,9 @@ def markdown(report: Report) -> str:
         "",
         "Means over seeds, ± half of the 95 % interval (Student). Time is "
         + ("virtual: the simulator's cluster. " if _virtual(report) else "of the wall. ")
-        + "Less is better everywhere.",
+        + (
+            "More frames/s are better; otherwise less is." if _speeds(report) else "Less is better."
+        ),
         *(f"\n{note}" for note in report.notes),
         *grid(report),
         "",
@@ -136,6 +138,10 @@ def markdown(report: Report) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _speeds(report: Report) -> bool:
+    return "frames_per_s" in report.claim.figures
 
 
 def _virtual(report: Report) -> bool:

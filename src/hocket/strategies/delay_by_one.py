@@ -53,8 +53,7 @@ class DelayByOne(Strategy):
     async def run(self, me: Learner, state: State) -> State:
         """Fork the average, take the gradient, join, step."""
         while (await me.boundary(state)).go_on:
-            travels = AllReduce(state.params.clone(), weight=1.0, in_place=True)
-            averaging = await me.fork(travels)
+            averaging = await me.fork(AllReduce(state.params.clone(), weight=1.0, in_place=True))
             grad = await me.gradient(state.params)
             mean = await averaging
             state.params.copy_(mean.value)

@@ -30,11 +30,11 @@ class LargeBatches(Claim):
 
     def sizes(self, bench: Bench) -> tuple[int, ...]:
         """Total batches, as multiples of one learner's."""
-        return bench.pick(smoke=(4,), quick=(4, 16, 48), full=(4, 16, 48))
+        return bench.pick(smoke=(4,), quick=(4, 16, 48), full=(2, 4, 16, 48))
 
     def rates(self, bench: Bench) -> tuple[float, ...]:
         """Sequential rates tried for every method and size."""
-        factors = bench.pick(smoke=(1.0,), quick=(0.5, 1.0), full=(0.25, 0.5, 1.0, 2.0))
+        factors = bench.pick(smoke=(1.0,), quick=(0.5, 1.0), full=(0.25, 0.5, 1.0, 2.0, 4.0))
         return tuple(factor * bench.lr for factor in factors)
 
     def runs(self, bench: Bench) -> list[Run]:
