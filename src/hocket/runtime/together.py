@@ -73,7 +73,8 @@ class Together:
         """Answer a collective of one."""
         if isinstance(effect, AllReduce):
             weight = effect.weight if effect.weight is not None else self._pending
-            deliver(Mean(effect.x.clone(), 1, float(weight)), None)
+            value = effect.x if effect.in_place else effect.x.clone()
+            deliver(Mean(value, 1, float(weight)), None)
         elif isinstance(effect, Broadcast):
             deliver(effect.x.clone(), None)
         elif isinstance(effect, AllToAll):
