@@ -181,14 +181,20 @@ def made_with() -> str:
 
 
 def commit() -> str:
-    """Return the commit of the source tree, with a + if it has been changed since."""
-    here = Path(hocket.__file__).parent
+    """Return the commit, with a + if the package itself (not the results) is not as it was then."""
     try:
-        ask = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-        done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=10)
+        changed = _git("status", "--porcelain", "--", ".")
+        return _git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.SubprocessError):
-        return f"(release {hocket.__name__} without a repository)"
-    return done.stdout.strip()
+        return "(none: not a repository)"
+
+
+def _git(*arguments: str) -> str:
+    here = Path(hocket.__file__).parent
+    ask = ["git", "-C", str(here), *arguments]
+    return subprocess.run(
+        ask, capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()
 
 
 def machine() -> str:
