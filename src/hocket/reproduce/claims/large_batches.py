@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hocket.report import charts
+from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
@@ -71,6 +73,19 @@ class LargeBatches(Claim):
             if checks.reaches("", found[f"{name} {p} x"].losses, alone).judgement == "holds"
         ]
         return max(good, default=1)
+
+    def plots(self, found: Found, bench: Bench) -> list[str]:
+        """Dev loss over the total batch."""
+        alone = found["sequential"].mean(lambda o: o.loss)
+        series = []
+        for colour, name in zip(COLOURS, METHODS, strict=False):
+            points = [(1.0, alone.value, alone.low, alone.high)]
+            for p in self.sizes(bench):
+                loss = found[f"{name} {p} x"].mean(lambda o: o.loss)
+                points.append((float(p), loss.value, loss.low, loss.high))
+            series.append(Spread(name, points, colour))
+        title = "dev loss over the total batch; 1: sequential"
+        return [charts.dots(title, "times one learner's batch", series, doubling=True)]
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
         """How far each falls behind."""
