@@ -32,9 +32,9 @@ from hocket.speech.scoring import Unit, count
 from hocket.speech.store import FeatureStore, Normalisation
 
 PIECE: Final = 24  # utterances of one job
-SCALES: Final = (0.05, 0.07, 0.1, 0.14, 0.2)
-PENALTIES: Final = (-2.0, -1.0, 0.0, 1.0, 2.0)
-MAX_WIDENING: Final = 8  # steps beyond the first grid
+SCALE: Final = 0.14  # where tuning begins
+COARSE, FINE, STEP = 1.4, 1.18, 1.0  # ratios of neighbouring scales, difference of penalties
+MAX_WIDENING: Final = 10  # steps beyond the first three
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Setting:
 
     scale: float
     penalty: float
+
+    def moved(self, way: int, ratio: float, step: float) -> Setting:
+        """Return a neighbour: the scale times or over `ratio`, the penalty plus or minus `step`."""
+        return Setting(self.scale * ratio**way, self.penalty + way * step)
 
 
 class Scorer(Protocol):
@@ -207,7 +211,10 @@ class Decoder:
 
 @dataclass
 class Tuning:
-    """A search along one axis after the other, each grid widened until its best is inside."""
+    """A search along one axis after the other, from three settings on until the best is inside.
+
+    Most of the time is spent here: a small scale prunes little, so it is tried only where it leads.
+    """
 
     decoder: Decoder
     split: str
@@ -226,42 +233,30 @@ class Tuning:
         return equals[len(equals) // 2]
 
     def run(self) -> Tuning:
-        """Scale at no penalty, then penalty, then the scale once more around its best."""
-        scale = self._along_scale(SCALES, 0.0)
-        penalty = self._along_penalty(scale)
-        fine = tuple(scale * f for f in (0.85, 1.0, 1.18))
-        scale = self._along_scale(fine, penalty)
-        self._along_penalty(scale)
+        """Scale at no penalty, then penalty, then both again around the best, the scale finer."""
+        start = self._line(Setting(SCALE, 0.0), ratio=COARSE)
+        start = self._line(start, step=STEP)
+        start = self._line(start, ratio=FINE)
+        self._line(start, step=STEP)
         return self
 
-    def _along_scale(self, grid: Sequence[float], penalty: float) -> float:
-        return self._line([(s, Setting(s, penalty)) for s in grid], ratio=1.4)
-
-    def _along_penalty(self, scale: float) -> float:
-        return self._line([(p, Setting(scale, p)) for p in PENALTIES], step=1.0)
-
-    def _line(
-        self, points: list[tuple[float, Setting]], *, ratio: float = 1.0, step: float = 0.0
-    ) -> float:
-        """Evaluate a line of settings, widen it while the best is at an end; return the best."""
-        along_scale = step == 0.0
+    def _line(self, start: Setting, *, ratio: float = 1.0, step: float = 0.0) -> Setting:
+        """Evaluate neighbours along one axis until the best is not at an end; return the best."""
+        line = [start.moved(-1, ratio, step), start, start.moved(1, ratio, step)]
         for _ in range(MAX_WIDENING):
-            self._evaluate([setting for _, setting in points])
-            errors = [self.errors[setting] for _, setting in points]
+            self._evaluate(line)
+            errors = [self.errors[setting] for setting in line]
             fewest = min(errors)
-            if fewest not in (errors[0], errors[-1]) or fewest in errors[1:-1]:
-                equals = [
-                    value for (value, _), n in zip(points, errors, strict=True) if n == fewest
-                ]
-                return equals[len(equals) // 2]
-            low = errors[0] == fewest
-            value = points[0][0] if low else points[-1][0]
-            value = (value / ratio if low else value * ratio) + (-step if low else step)
-            other = points[0][1]
-            new = Setting(value, other.penalty) if along_scale else Setting(other.scale, value)
-            points = [(value, new), *points] if low else [*points, (value, new)]
+            equals = [setting for setting in line if self.errors[setting] == fewest]
+            best = equals[len(equals) // 2]
+            if fewest in errors[1:-1]:
+                return best
+            if errors[0] == fewest:
+                line.insert(0, line[0].moved(-1, ratio, step))
+            else:
+                line.append(line[-1].moved(1, ratio, step))
         self.inside = False
-        return points[errors.index(fewest)][0]
+        return best
 
     def _evaluate(self, settings: Sequence[Setting]) -> None:
         new = [s for s in settings if s not in self.errors]
