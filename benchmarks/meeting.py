@@ -29,7 +29,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-
 import hocket
 from benchmarks.contenders import SYNC_EVERY, ticks, train
 

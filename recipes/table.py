@@ -1,6 +1,6 @@
 """One table of all methods, by one command: every strategy on `sweep`, the best few on `assistant`.
 
-    python recipes/table.py --tasks exp --out results            # all of it, two hours on two cores
+    python recipes/table.py --tasks exp --out results            # all of it, 2-3 hours on 2 cores
     python recipes/table.py --tasks exp --out results --only sweep --seeds 1 --epochs 1
 
 Makes the tasks if they are not there, trains every strategy that this version has with every seed

@@ -34,7 +34,7 @@ from hocket.speech.store import FeatureStore, Normalisation
 PIECE: Final = 24  # utterances of one job
 SCALE: Final = 0.14  # where tuning begins
 COARSE, FINE, STEP = 1.4, 1.18, 1.0  # ratios of neighbouring scales, difference of penalties
-MAX_WIDENING: Final = 10  # steps beyond the first three
+MAX_WIDENING: Final = 10  # lines tried, each one setting longer
 
 
 @dataclass(frozen=True)
