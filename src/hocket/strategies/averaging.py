@@ -74,7 +74,7 @@ class Averaging(Strategy):
         return self.sync_every
 
     def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
-        """Turn the mean of the models, which lies in `state.params`, into what all start from next."""
+        """Turn the mean, which lies in `state.params`, into the model that all start from next."""
         state.params.copy_(mean.value)
 
     async def run(self, me: Learner, state: State) -> State:
