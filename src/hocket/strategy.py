@@ -69,6 +69,7 @@ class Strategy(ABC):
     max_learners: ClassVar[int | None] = None
     needs_even_world: ClassVar[bool] = False
     compensates: ClassVar[bool] = True  # False: the local rate is the given one, whatever the gain
+    drops_diverged: ClassVar[bool] = False  # leaves out learners whose loss is not finite by itself
     usual_optimizer: ClassVar[str] = "sgd"  # when none is configured
 
     @abstractmethod

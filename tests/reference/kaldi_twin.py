@@ -21,14 +21,19 @@ def loss(task: Quadratic, w: Vector, rows: Vector) -> float:
 def job(
     task: Quadratic, w: Vector, items: Sequence[int], lr: float, parts: int
 ) -> tuple[Vector, float, int]:
-    """Train on an archive; return the model, the loss summed over its frames, and their number."""
+    """Train on an archive; return the model, the loss summed over its frames, and their number.
+
+    As Kaldi does: gradients are sums over frames, and `lr` divided by the frames of a minibatch is
+    the rate of one frame.
+    """
     total, frames = 0.0, 0
     for index in items:
-        for rows in np.array_split(task.targets(index), parts):
+        minibatch = task.targets(index)
+        for rows in np.array_split(minibatch, parts):
             if len(rows):
                 total += loss(task, w, rows)
                 frames += len(rows)
-                w = w - lr * (task.curvature() ** 2 * (w - rows)).mean(0)
+                w = w - lr / len(minibatch) * (task.curvature() ** 2 * (w - rows)).sum(0)
     return w, total, frames
 
 

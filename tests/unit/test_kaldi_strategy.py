@@ -18,7 +18,7 @@ from hocket.api import rate_note
 from hocket.data.ledger import ReplicatedLedger
 from hocket.data.pool import DRY, Pool
 from hocket.effects import Progress
-from hocket.errors import ConfigError, ContractError, TaskError
+from hocket.errors import ConfigError, ContractError, DivergedError, TaskError
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.cost import Cluster
 from hocket.runtime.simulator import Simulator
@@ -158,16 +158,24 @@ def test_the_first_iteration_keeps_the_best_model() -> None:
 
 
 def test_a_learner_that_breaks_is_dropped() -> None:
-    """One item gives NaN: its learner is left out, and the model stays finite."""
+    """One item gives NaN: its learner is left out, said to be, and the model stays finite."""
     task = Broken(num_items=24, at=3, how="nan")
-    with_it = Kaldi(sync_every=2, initial_learners=4, best_first=False, **PLAIN)
-    more: dict[str, Any] = {"optimizer": SGD(lr=0.02), "schedule": Constant(epochs=1)}
-    options = RuntimeOptions(learners=4, guard_factor=1e9)
-    experiment = Experiment(task, with_it, more["optimizer"], more["schedule"], options=options)
-    sim = simulator(experiment, Cluster.even(4))
-    for learner in sim.learners:  # the guard would stop the run at the first NaN
-        learner.desk._guard = lambda: None  # type: ignore[method-assign]
+    strategy = Kaldi(sync_every=2, initial_learners=4, best_first=False, **PLAIN)
+    schedule = Constant(epochs=1)
+    options = RuntimeOptions(learners=4)
+    sim = simulator(
+        Experiment(task, strategy, SGD(lr=0.02), schedule, options=options), Cluster.even(4)
+    )
+    told: list[dict[str, Any]] = []
+    sim.desk(0).report = told.append
     assert bool(torch.isfinite(sim.run().params).all())
+    assert max(event.get("dropped_max", 0) for event in told) == 1
+
+
+def test_if_all_learners_break_the_run_ends() -> None:
+    task = Broken(num_items=24, at=3, how="nan")
+    with pytest.raises(DivergedError, match=r"no learner's loss .* is finite.*lower optimizer\.lr"):
+        simulated(task, Kaldi(sync_every=6, initial_learners=1, **PLAIN), 1)
 
 
 def test_a_bad_archive_moves_the_average_unless_it_is_dropped() -> None:
@@ -190,8 +198,8 @@ def test_minibatches_are_halved_in_the_first_iteration_only() -> None:
     assert all(s.rank == 0 for s in parts)
 
 
-def test_halves_are_steps_of_their_own() -> None:
-    """Two steps on half an item each, by hand."""
+def test_halves_are_half_steps_of_their_own() -> None:
+    """Two steps on half an item each, at the rate of a frame that whole ones have, by hand."""
     task = Quadratic(num_items=4)
     strategy = Kaldi(sync_every=4, first_parts=2, combine_models=0)
     optimizer, schedule = SGD(lr=0.1), Constant(epochs=1)
@@ -200,7 +208,7 @@ def test_halves_are_steps_of_their_own() -> None:
     w, a = torch.zeros(DIM), torch.from_numpy(task.curvature().astype("float32"))
     for index in order:
         for row in task.load("train", Item(int(index), 2), 0):
-            w = w - 0.1 * a**2 * (w - row)
+            w = w - 0.1 / 2 * a**2 * (w - row)
     torch.testing.assert_close(result.model["w"], w)
 
 

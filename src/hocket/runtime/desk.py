@@ -219,6 +219,8 @@ class Desk:
 
     def count(self, tally: Tally) -> None:
         """Enter what was learnt: everybody's if synchronous, else this learner's own."""
+        if self.experiment.strategy.drops_diverged and not math.isfinite(tally.loss_sum):
+            return  # the strategy goes on without whoever it was
         for total in (self._window, self._log):
             total.add(tally.loss_sum, tally.frames, tally.correct)
         self._guard()

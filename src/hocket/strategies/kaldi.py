@@ -21,7 +21,7 @@ parameter averaging", arXiv:1410.7455; constants from Kaldi's nnet3 scripts.
 | s, e   | `initial_learners`, `final_learners` | 1 and 8; here e is all there are          |
 | margin | `drop_worse_by`    | 1.0 (nats a frame); 0: nobody is dropped                    |
 | -      | `best_first`       | eq. 4: true; while a model changes fast, averages are worse |
-| -      | `first_parts`      | 2: minibatches are halved in the first iteration            |
+| -      | `first_parts`      | 2: minibatches, and steps, are halved in the first iteration|
 | -      | `first_max_change` | 1/sqrt(2) of the limits on a step there, if there are any   |
 | -      | `effective_lr`     | `optimizer.lr` is the effective rate, eq. 2                 |
 | T - m  | `combine_models`   | at most 20 models, and at most half of the iterations       |
@@ -31,14 +31,19 @@ parameter averaging", arXiv:1410.7455; constants from Kaldi's nnet3 scripts.
 n(x) = s + (e - s) x has used up the share f = (s x + (e - s) x^2 / 2) / ((s + e) / 2) of the data;
 solved for n that is (1). It needs no number of iterations known in advance.
 
+Kaldi's gradients are sums over the frames of a minibatch, so that half a minibatch makes half a
+step; here they are means, and a part of 1/2 is stepped upon with 1/2 of the rate.
+
 The effective rate decays exponentially with the data processed: `schedule.name = "exponential"`.
 The natural gradient is the optimizer's: `optimizer.name = "ngsgd"`. recipes/kaldi has them all.
 
 Differences from Kaldi: the average is weighted by frames, which matters only for the short archive
 at the end of an epoch. The estimate of the Fisher matrix stays with a learner over iterations,
 where Kaldi's jobs start anew; momentum does start anew (`local_momentum`). The rate of the last
-iteration is that of its beginning, not quite the final one. Layers are not added while training
-goes on. As in Kaldi, the data of a dropped learner count as processed.
+iteration is that of its beginning, not quite the final one. Kaldi combines the models of the last
+half epoch or so, thinned out to 20; (5) looks at the last 20 as they are. Layers are not added
+while training goes on. As in Kaldi, the data of a dropped learner count as processed. A learner
+whose loss is not finite is left out, too; the run ends if all are.
 Limits: an iteration waits for the slowest learner; learners that are not yet at work stand idle; a
 schedule that ends the run by itself (newbob) ends it without eq. 5; every learner, and its
 checkpoint, holds up to `combine_models` copies of the model.
@@ -55,7 +60,7 @@ import torch
 
 from hocket.data.pool import Ticket
 from hocket.effects import Progress
-from hocket.errors import require
+from hocket.errors import DivergedError, require
 from hocket.flat import Flat
 from hocket.learner import Learner
 from hocket.optim.optimizer import Optimizer
@@ -113,6 +118,7 @@ class Kaldi(Averaging):
         "an archive for each learner, then the average of the good ones; more learners with time"
     )
     compensates: ClassVar[bool] = False  # eq. 2 does it
+    drops_diverged: ClassVar[bool] = True  # eq. 3 does
     usual_momentum: ClassVar[LocalMomentum] = "reset"
 
     def __post_init__(self) -> None:
@@ -180,7 +186,7 @@ class Kaldi(Averaging):
             working = self.at_work(verdict.progress, len(me.alive))
             await me.deal(working)
             archive = await share(me, *await self.walk(me, state, working, first=first))
-            kept = archive.kept(self.drop_worse_by, best_only=first and self.best_first)
+            kept = self.kept(me, archive, best_only=first and self.best_first)
             mine = archive.frames[me.rank] if me.rank in kept else 0.0
             await me.allreduce_(state.params, weight=mine)  # eqs. 3, 4
             await meet_moments(me, state, self.local_momentum or self.usual_momentum)
@@ -194,8 +200,8 @@ class Kaldi(Averaging):
         self, me: Learner, state: State, working: int, *, first: bool
     ) -> tuple[float, int]:
         """Train on an archive (eq. 2); return the loss summed over its frames, and their number."""
-        scale = float(working) if self.effective_lr else 1.0
         parts = self.first_parts if first else 1
+        scale = (working if self.effective_lr else 1) / parts  # the rate of a frame stays
         tighter = MAX_CHANGE_FIRST if self.first_max_change is None else self.first_max_change
         rule = me.optimizer.tightened(tighter) if first else None
         loss_sum, frames = 0.0, 0
@@ -207,6 +213,19 @@ class Kaldi(Averaging):
                 loss_sum, frames = loss_sum + grad.loss_sum, frames + grad.frames
                 me.step_(state.params, grad, state.optimizer, scale, rule)
         return loss_sum, frames
+
+    def kept(self, me: Learner, archive: Archive, *, best_only: bool) -> tuple[int, ...]:
+        """Return whose models count; how many do not, is logged."""
+        kept = archive.kept(self.drop_worse_by, best_only=best_only)
+        if not kept and any(archive.frames):
+            raise DivergedError(
+                f"rank {me.rank}: no learner's loss over its archive is finite: there is no model "
+                f"to go on with. The effective rate is {me.lr:.4g}: lower optimizer.lr, or "
+                "look for bad values in the data; checkpoints written so far are kept."
+            )
+        if not best_only:
+            me.measure("dropped", float(sum(map(bool, archive.frames)) - len(kept)))
+        return kept
 
     def remember_(self, state: KaldiState) -> None:
         """Keep the models that may be combined."""
