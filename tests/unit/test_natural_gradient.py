@@ -273,6 +273,23 @@ def test_one_dimension_and_no_rows_are_left_alone() -> None:
     assert float(scale) == 1
 
 
+@pytest.mark.parametrize("size", [1e10, 1e12, 1e15])
+def test_rows_too_large_for_fourth_powers_leave_the_estimate_alone(size: float) -> None:
+    """In float32 their J J' overflows; they are transformed all the same."""
+    side = OnlineNaturalGradient(rank=5, update_period=1)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        side.precondition(torch.randn(64, 20, generator=rng))
+    assert side.state is not None
+    before = side.state.w.clone()
+    x_hat, scale = side.precondition(size * torch.randn(64, 20, generator=rng))
+    assert bool(torch.isfinite(x_hat).all())
+    assert bool(torch.isfinite(scale))
+    assert torch.equal(side.state.w, before)
+    x_hat, _ = side.precondition(torch.randn(64, 20, generator=rng))
+    assert bool(torch.isfinite(x_hat).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_all_zero_rows_at_the_start_and_later(dtype: torch.dtype) -> None:
     side = OnlineNaturalGradient(4, 1, 10.0)  # a history this short drives eta to its cap

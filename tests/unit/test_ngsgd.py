@@ -275,11 +275,29 @@ def test_weight_decay_is_not_preconditioned() -> None:
 
 
 def test_layers_are_modules() -> None:
-    assert layers_of(["0.weight", "0.bias", "extra", "2.inner.weight", "2.inner.bias"]) == [
-        [0, 1],
-        [2],
-        [3, 4],
-    ]
+    shapes = {"0.weight": (3, 2), "0.bias": (3,), "extra": (1,), "2.inner.weight": (4, 3)}
+    assert layers_of(shapes | {"2.inner.bias": (4,)}) == [[0, 1], [2], [3, 4]]
+
+
+def test_the_output_layer_is_the_last_with_a_matrix() -> None:
+    """A normalisation after it is not."""
+    shapes = {"0.weight": (3, 2), "1.weight": (4, 3), "1.bias": (4,), "norm.weight": (4,)}
+    assert layers_of(shapes) == [[0], [3], [1, 2]]
+    assert layers_of({"a": (2,), "b": (3,)}) == [[0, 1]], "without any matrix"
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not the state of an NGSGD"):
+        NGSGD(network()).load_state_dict(torch.optim.SGD(network().parameters()).state_dict())
+
+
+def test_a_shared_weight_takes_plain_sgd() -> None:
+    """Its gradient is a sum over its uses, of which only some are those of a linear layer."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
+    model[2].weight = model[0].weight
+    optimizer = NGSGD(model, lr=0.1)
+    assert optimizer.plain == ["0.weight"]
+    assert type(model[2]) is nn.Linear
 
 
 # ------------------------------------------------------------------ going on

@@ -73,7 +73,8 @@ just because it is there.
 What keeps float32 stable: eta is capped (else all-zero rows lead to 0/0), c is floored at
 (rho (1-eta))^2, which it cannot fall below in exact arithmetic, d and rho are floored relative to
 the largest eigenvalue, (11) is evaluated in float64 because it holds fourth powers of the data, and
-rows of W that have lost their orthogonality are mended.
+rows of W that have lost their orthogonality are mended. Rows so large that their fourth powers
+overflow are transformed, but do not enter F.
 
 Differences from Kaldi: the state may outlive an averaging of models (Kaldi starts anew with every
 job); sign conventions of eigenvectors. Limits: the rows of a minibatch count as independent; in
@@ -308,6 +309,8 @@ def enter_(fisher: Fisher, seen: Seen, eta: float, alpha: float) -> None:
     z = _numpy(j_RD @ j_RD.T) * (a * uu)  # eq. 11; uu makes it float64
     z += _numpy(seen.gram) * (c * uu * (q[:, None] + q))
     z.flat[:: len(d) + 1] += (c * q) ** 2
+    if not np.isfinite(z).all():  # fourth powers have left float32
+        return
     sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
     trace = a * square + c * fisher.trace()
     rho = float(trace - sizes.sum()) / (dim - len(d))  # eq. 9

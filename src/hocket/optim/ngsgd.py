@@ -12,13 +12,14 @@ Zhang, S. Khudanpur, arXiv:1410.7455. Where the gradient becomes natural: `preco
 | symbol | here                | Kaldi's default                                            |
 |--------|---------------------|------------------------------------------------------------|
 | M_l    | `max_change`        | 0.75, of a layer (its weight and bias together)            |
-| M_l    | `max_change_output` | 1.5, of the last layer                                     |
+| M_l    | `max_change_output` | 1.5, of the last layer that has a matrix                   |
 | M      | `max_change_global` | 2.0                                                        |
 | mu     | `momentum`          | 0 for feed-forward networks, 0.5 for recurrent ones        |
 
 0 means no limit. Rates: Kaldi sums the gradient over the frames of a minibatch, here it is their
 mean; so Kaldi's 3e-4 at 512 frames is 0.15 here. Weight decay is added to the natural gradient, not
-preconditioned with it. A change that is not finite is not made, and the velocity begins anew.
+preconditioned with it. A change that is not finite is not made, and the velocity begins anew (but
+without any limit no norm is taken, and nothing is noticed).
 
 Two forms of the same rule: `NGSGD`, a torch optimizer for a loop of one's own, and `NaturalSGD`,
 `[optimizer] name = "ngsgd"`, for Hocket's learners, where the worker preconditions.
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -85,12 +86,16 @@ def _within(norm: float, limit: float) -> float:
     return limit / norm if limit and norm > limit else 1.0
 
 
-def layers_of(names: Sequence[str]) -> list[list[int]]:
-    """Group parameters by the module they belong to, in order."""
+def layers_of(shapes: Mapping[str, Sequence[int]]) -> list[list[int]]:
+    """Group parameters by module, the output layer (the last with a matrix) at the end."""
     groups: dict[str, list[int]] = {}
-    for index, name in enumerate(names):
-        groups.setdefault(name.rpartition(".")[0], []).append(index)
-    return list(groups.values())
+    output = ""
+    for index, (name, shape) in enumerate(shapes.items()):
+        module = name.rpartition(".")[0]
+        groups.setdefault(module, []).append(index)
+        output = module if len(shape) > 1 or not index else output
+    last = groups.pop(output)
+    return [*groups.values(), last]
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> float:
@@ -248,7 +253,7 @@ class NaturalSGD(Optimizer):
 
     def _limited_(self, params: Flat, changes: Sequence[torch.Tensor], rate: float) -> bool:
         assert self._layout is not None
-        layers = layers_of([e.name for e in self._layout.entries])
+        layers = layers_of({e.name: e.shape for e in self._layout.entries})
         return limited_step_(self._pieces(params), changes, layers, self._limits, rate)
 
 
@@ -299,7 +304,7 @@ class NGSGD(torch.optim.Optimizer):
         )
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         require(bool(trained), "NGSGD: the model has no parameters that are trained")
-        self._layers = layers_of([name for name, _ in trained])
+        self._layers = layers_of({name: p.shape for name, p in trained})
         super().__init__([p for _, p in trained], {"lr": lr, "momentum": momentum})
         options = self.rule.natural_gradient
         self.preconditioner = None if options is None else Preconditioner(model, options)
@@ -350,6 +355,11 @@ class NGSGD(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
+        require(
+            "natural_gradient" in state_dict,
+            "this is not the state of an NGSGD: it has no 'natural_gradient'. To begin with what "
+            "another optimizer trained, load the model alone",
+        )
         rest = {k: v for k, v in state_dict.items() if k != "natural_gradient"}
         super().load_state_dict(rest)
         if self.preconditioner is not None:

@@ -16,6 +16,7 @@ one row's loss, as in Kaldi. Otherwise its absolute floor would act on well-trai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -215,10 +216,16 @@ class Preconditioner:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Layers whose backward is nothing but a product; subclasses may compute anything."""
+    """Layers whose backward is nothing but a product; subclasses may compute anything.
+
+    A weight that several modules share is left out: its gradient is a sum over all its uses.
+    """
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     for name, module in model.named_modules():
         exact = type(module) in (nn.Linear, TappedLinear)
-        if exact and isinstance(module, nn.Linear) and module.weight.requires_grad:
+        if not (exact and isinstance(module, nn.Linear)):
+            continue
+        if module.weight.requires_grad and uses[id(module.weight)] == 1:
             yield name, module
 
 
