@@ -155,10 +155,12 @@ def slow_learner(result: Result) -> str | None:
         return None
     last = min(there, key=lambda one: one.frames)
     usual = statistics.median(one.frames for one in there)
+    busiest = max(there, key=lambda one: one.utilisation)
     if last.frames < SLOW * usual:
+        if last.utilisation < SLOW * busiest.utilisation:
+            return None  # it did less because it was given less (kaldi's ramp)
         share = f"{last.frames / usual:.0%} of the frames of the median learner"
         return f"rank {last.rank} is slow: {share}; the others do not wait for it"
-    busiest = max(there, key=lambda one: one.utilisation)
     computing = statistics.median(one.utilisation for one in there)
     if computing < SLOW * busiest.utilisation:
         return (

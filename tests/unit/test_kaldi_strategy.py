@@ -20,6 +20,7 @@ from hocket.data.pool import DRY, Pool
 from hocket.effects import Progress
 from hocket.errors import ConfigError, ContractError, DivergedError, TaskError
 from hocket.experiment import Experiment, RuntimeOptions
+from hocket.results import slow_learner
 from hocket.runtime.cost import Cluster
 from hocket.runtime.simulator import Simulator
 from hocket.strategies.kaldi import Archive, means_from_the_end
@@ -73,6 +74,12 @@ def test_learners_join_the_work_one_after_the_other() -> None:
     assert sim.desk(0).books.frames > sim.desk(3).books.frames
     frames = sum(sim.desk(r).books.frames for r in range(4))
     assert frames == 2 * TASK.num_frames == sim.desk(0).ledger.committed_frames
+
+
+def test_learners_that_join_late_are_not_called_slow() -> None:
+    result = run(Kaldi(sync_every=2, **PLAIN))
+    assert result.learners[3].frames < 0.5 * result.learners[0].frames
+    assert slow_learner(result) is None
 
 
 def test_without_a_ramp_and_its_other_switches_it_is_kstep() -> None:

@@ -194,6 +194,36 @@ def test_an_arm_is_tuned_with_its_first_seed(tmp_path: Path) -> None:
     assert len(found["b"].outcomes) == 3
 
 
+def test_only_the_best_of_a_grid_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding costs as much as training; a call that is interrupted before it goes on with it."""
+    runs = [
+        BENCH.run("a", KStep(sync_every=4), 2, seed=seed, lr=lr, setting=f"lr {lr:g}")
+        for lr in (1e-4, 0.2, 1e-3)
+        for seed in (0, 1)
+    ]
+    decoded: list[str] = []
+
+    def words(run: Run, path: Path) -> float:
+        assert (path / "model.safetensors").exists()
+        decoded.append(run.describe())
+        if len(decoded) == 1:
+            raise KeyboardInterrupt
+        return 0.25
+
+    monkeypatch.setattr(execute, "_has_words", lambda task: True)
+    monkeypatch.setattr(execute, "_word_errors", words)
+    with pytest.raises(KeyboardInterrupt):
+        execute.execute(runs, tmp_path, jobs=1, limit_s=60.0, advance=lambda n: None)
+    assert execute.execute(runs, tmp_path, jobs=1, limit_s=60.0, advance=lambda n: None) == 0
+    best = "a, lr 0.2, seed "
+    assert decoded == [best + "0", best + "0", best + "1"]
+    found = execute.collect(execute.planned(runs, tmp_path), tmp_path)
+    assert [o.wer for o in found["a"].outcomes] == [0.25, 0.25]
+    assert not list(tmp_path.glob("*/run")), "nothing but outcomes is kept"
+
+
 def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run had reached when the machine went down is not computed again."""
     run = replace(kstep_run(checkpoint_every=0.25))
@@ -338,6 +368,29 @@ def test_an_arm_is_judged_at_its_best_setting() -> None:
     assert Found(arms)["one"].setting == "lr 2"
     with pytest.raises(ConfigError, match="Did you mean 'one'"):
         Found(arms)["on"]
+
+
+def test_many_arms_are_drawn_in_several_drawings() -> None:
+    """Nobody is left out: twelve arms, six in each pair of drawings."""
+    claim = find("natural-averaging")
+    bench = Bench("full", SIZES["full"].task, 1, (0,), 0.2)
+    arms = list(dict.fromkeys(run.arm for run in claim.runs(bench)))
+    found = Found(Arm(arm, "", (made_up(1.0),)) for arm in arms)
+    drawn = writing.all_curves(writing.Report(claim, bench, found, [], "command", 0))
+    assert len(arms) == 12
+    assert len(drawn) == 4
+    for arm in arms:
+        assert sum(f">{arm}</text>" in svg for svg in drawn) == 2, arm
+
+
+def test_natural_gradient_takes_its_time_in_the_simulator() -> None:
+    claim = find("natural-averaging")
+    speeds = {
+        run.arm: run.cluster.hosts[0].frames_per_s
+        for run in claim.runs(BENCH)
+        if run.cluster is not None
+    }
+    assert speeds["dnn sgd P=1"] == pytest.approx(1.17 * speeds["dnn ngsgd P=1"])
 
 
 def test_an_arm_that_is_best_at_the_edge_of_its_grid_is_named() -> None:

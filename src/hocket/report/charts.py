@@ -128,8 +128,18 @@ def _svg(title: str, width: int, height: int, parts: Sequence[str]) -> str:
     )
 
 
-def lines(title: str, x_label: str, series: Sequence[Series], *, percent: bool = False) -> str:
-    """Draw curves; a point's numbers show when the pointer rests on it."""
+def lines(
+    title: str,
+    x_label: str,
+    series: Sequence[Series],
+    *,
+    percent: bool = False,
+    key: bool = False,
+) -> str:
+    """Draw curves; a point's numbers show when the pointer rests on it.
+
+    `key`: name the curves in the upper right corner, where falling ones leave room.
+    """
     points = [p for s in series for p in s.points if all(math.isfinite(v) for v in p)]
     if not points:
         return _svg(title, WIDTH, HEIGHT, ['<text class="label" x="70" y="80">no data</text>'])
@@ -148,7 +158,15 @@ def lines(title: str, x_label: str, series: Sequence[Series], *, percent: bool =
                 f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{s.colour}">'
                 f"<title>{escape(s.name)}: {value} at {_number(round(x, 1))}</title></circle>"
             )
-    return _svg(title, WIDTH, HEIGHT, parts)
+    return _svg(title, WIDTH, HEIGHT, parts + (_key(series) if key else []))
+
+
+def _key(series: Sequence[Series]) -> list[str]:
+    return [
+        f'<text class="tick" x="{WIDTH - RIGHT}" y="{TOP + 10 + 14 * n}" text-anchor="end" '
+        f'style="fill:{s.colour}">{escape(s.name)}</text>'
+        for n, s in enumerate(series)
+    ]
 
 
 def dots(

@@ -109,6 +109,7 @@ class Claim(ABC):
     paper: ClassVar[str]
     refuted_by: ClassVar[str]  # what we would have to see to say that it does not hold
     figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "bytes_sent")  # of the table
+    keeps_curves: ClassVar[bool] = False  # in docs/results, beside its own plots
 
     @abstractmethod
     def runs(self, bench: Bench) -> list[Run]:

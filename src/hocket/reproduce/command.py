@@ -213,7 +213,10 @@ def _write(report: Report, args: argparse.Namespace) -> None:
 def _record(report: Report, results: Path, name: str) -> list[Path]:
     """Write the page for docs/results and its plots."""
     text, files = writing.markdown(report), []
-    for number, svg in enumerate(report.claim.plots(report.found, report.bench), 1):
+    drawn = report.claim.plots(report.found, report.bench)
+    if report.claim.keeps_curves:
+        drawn += writing.all_curves(report)
+    for number, svg in enumerate(drawn, 1):
         plot = results / f"{name}-{number}.svg"
         plot.write_text(writing.standalone(svg))
         text += f"\n![]({plot.name})\n"

@@ -1,7 +1,8 @@
 """Running what a claim declares: cached, several at once, resumed where it was interrupted.
 
 An arm with several settings is tuned with its first seed; the other seeds are spent on the setting
-that did best there. That costs half of the runs, or less, and is alike for every arm.
+that did best there. That costs half of the runs, or less, and is alike for every arm. Of a speech
+task, only what was not merely tuned with is decoded.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -39,6 +40,7 @@ class Piece:
     run: Run
     folder: Path
     deadline_s: float  # by time.monotonic, which all processes of a host share
+    decode: bool = True  # at once; else its model is kept until it is known who did best
 
 
 def folder(store: Path, run: Run) -> Path:
@@ -114,11 +116,33 @@ def execute(
 ) -> int:
     """Compute what is missing and return how many runs are still missing when time is up."""
     deadline_s = time.monotonic() + limit_s
-    missing = _compute(_tuning(runs), store, jobs, deadline_s, advance)
+    tuned = _tuned(runs)
+    missing = _compute(_tuning(runs), store, jobs, deadline_s, advance, later=tuned)
     others = _confirming(runs, store)
     if missing:
         return missing + sum(known(store, run) is None for run in others)
+    _decode_best(_tuning(runs), others, store, jobs)
     return _compute(others, store, jobs, deadline_s, advance)
+
+
+def _decode_best(tuning: Sequence[Run], others: Sequence[Run], store: Path, jobs: int) -> None:
+    """Decode the runs at the chosen settings, and let go of the models of all others."""
+    chosen = {(run.arm, run.setting) for run in others}
+    places = [(folder(store, run), run) for run in tuning]
+    kept = [(path, run) for path, run in places if (path / "run").exists()]
+    best = {path: run for path, run in kept if (run.arm, run.setting) in chosen or not others}
+    pieces = [Piece(run, path, math.inf) for path, run in best.items()]
+    for _ in ordered_map(_decode, pieces, jobs=min(jobs, len(pieces)), what="decoding"):
+        pass
+    for path, _ in kept:
+        shutil.rmtree(path / "run", ignore_errors=True)
+
+
+def _decode(piece: Piece) -> None:
+    path = piece.folder / "outcome.json"
+    found = replace(outcome.read(path), wer=_word_errors(piece.run, piece.folder / "run"))
+    outcome.write(path, found)
+    shutil.rmtree(piece.folder / "run")
 
 
 def _compute(
@@ -127,9 +151,12 @@ def _compute(
     jobs: int,
     deadline_s: float,
     advance: Callable[[float], None],
+    later: Collection[str] = (),
 ) -> int:
     ahead = {folder(store, run): run for run in runs if known(store, run) is None}  # once each
-    pieces = [Piece(run, path, deadline_s) for path, run in ahead.items()]
+    pieces = [
+        Piece(run, path, deadline_s, decode=run.arm not in later) for path, run in ahead.items()
+    ]
     missing = 0
     for simulated in (True, False):  # real processes fill the machine: one run at a time
         mine = [p for p in pieces if (p.run.cluster is not None) == simulated]
@@ -162,16 +189,22 @@ def _one(piece: Piece) -> bool:
         curve = outcome.read_curve(path / "metrics.jsonl")
         figures = outcome.read_figures(path / "metrics.jsonl")
         wall_s = time.perf_counter() - began
-        found = outcome.of_result(result, curve, wall_s, figures, _word_errors(run, path))
+        wer = _word_errors(run, path) if piece.decode else math.nan
+        found = outcome.of_result(result, curve, wall_s, figures, wer)
     outcome.write(piece.folder / "outcome.json", found)
-    shutil.rmtree(path)  # the outcome is what is kept; checkpoints of hundreds of runs are not
+    if piece.decode or found.diverged is not None or not _has_words(run.experiment.task):
+        shutil.rmtree(path)  # the outcome is what is kept; checkpoints of hundreds of runs are not
     return True
 
 
+def _has_words(task: Task) -> bool:
+    """True of a speech task that can be decoded."""
+    return isinstance(task, SpeechTask) and (task.folder / "graph" / "HCLG.fst").exists()
+
+
 def _word_errors(run: Run, path: Path) -> float:
-    """Decode a run of a speech task that has a graph; NaN if there are no words."""
-    task = run.experiment.task
-    if not isinstance(task, SpeechTask) or not (task.folder / "graph" / "HCLG.fst").exists():
+    """Decode a run; NaN if there are no words."""
+    if not _has_words(run.experiment.task):
         return math.nan
     from hocket.speech.decoding import Search  # needs the libraries that training does not
     from hocket.speech.recognition import decode_run

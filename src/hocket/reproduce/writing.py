@@ -18,12 +18,12 @@ import torch
 import hocket
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Series
-from hocket.report.page import STYLE, document, legend
+from hocket.report.page import STYLE, document
 from hocket.reproduce.checks import Check, overall
 from hocket.reproduce.claim import Bench, Claim
 from hocket.reproduce.outcome import Arm, Found, Outcome
 
-MAX_CURVES: Final = len(COLOURS)
+MAX_CURVES: Final = len(COLOURS)  # in one drawing
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,16 @@ def page(report: Report) -> str:
 def plots(report: Report) -> list[str]:
     """Return the claim's own plots, then the curves of its arms."""
     own = [] if report.missing else report.claim.plots(report.found, report.bench)
-    arms = report.claim.shown(report.found)[:MAX_CURVES]
-    colours = [(arm.name, COLOURS[n]) for n, arm in enumerate(arms)]
-    return [*own, legend(colours), curves(arms, by_time=False), curves(arms, by_time=True)]
+    return [*own, *all_curves(report)]
+
+
+def all_curves(report: Report) -> list[str]:
+    """Draw every arm against frames and against time; many arms in several drawings."""
+    arms = report.claim.shown(report.found)
+    drawings = max(1, math.ceil(len(arms) / MAX_CURVES))
+    each = math.ceil(len(arms) / drawings)
+    groups = [arms[n * each : (n + 1) * each] for n in range(drawings)]
+    return [curves(group, by_time=by_time) for group in groups for by_time in (False, True)]
 
 
 def curves(arms: Sequence[Arm], *, by_time: bool) -> str:
@@ -257,7 +264,7 @@ def curves(arms: Sequence[Arm], *, by_time: bool) -> str:
         ]
         series.append(Series(arm.name, points, COLOURS[n % len(COLOURS)]))
     against = "seconds of training" if by_time else "frames"
-    return charts.lines(f"dev loss against {against}", against, series)
+    return charts.lines(f"dev loss against {against}", against, series, key=True)
 
 
 def standalone(svg: str) -> str:
