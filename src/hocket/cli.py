@@ -17,6 +17,7 @@ from rich.table import Table
 from hocket import api, cli_listing, cli_speech, config
 from hocket.api import Result
 from hocket.errors import ConfigError, HocketError, require
+from hocket.files import NO_ROOM
 from hocket.report import page
 from hocket.report.runs import read_run
 from hocket.reproduce import command as reproduce
@@ -359,7 +360,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # a full disk, a lost mount
-        print(f"hocket: {error}; what was finished or checkpointed is kept", file=sys.stderr)
+        where = f" of {error.filename}" if error.filename else ""
+        full = f"no room on the disk{where}: free some and give the same command again"
+        told = full if error.errno in NO_ROOM else error
+        print(f"hocket: {told}; what was finished or checkpointed is kept", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("hocket: ended at once; what was finished or checkpointed is kept", file=sys.stderr)

@@ -52,19 +52,26 @@ def run(args: argparse.Namespace) -> int:
     (system,) = systems
     found = system.score()
     if args.json:
+        _refuse(args, "worst", "html", why="beside --json")
         print(json.dumps(_as_json(found), indent=1))
         return 0
     print(f"{system.name}: {found}")
     print(f"{found.wrong_utterances:,} of {found.utterances:,} utterances have an error")
     if len(found.speakers) > 1 and not args.worst:
         Console(soft_wrap=True).print(_speaker_table(found))
-    for mistake in worst(system.refs, system.hyps, _how_many(args.worst, 0)):
+    for mistake in worst(system.refs, system.hyps, _how_many(args.worst, 0), system.unit):
         print(f"\n{mistake.name}: {mistake.errors} errors in {mistake.words}")
         print("\n".join(mistake.lines()))
     if args.html:
         _write_page(args.html, system, found, _how_many(args.worst, PAGE_WORST))
         print(f"the worst utterances, to listen to: {args.html}")
     return 0
+
+
+def _refuse(args: argparse.Namespace, *options: str, why: str) -> None:
+    for option in options:
+        if getattr(args, option):
+            raise ConfigError(f"--{option} cannot take effect {why}")
 
 
 def _how_many(asked: int | None, default: int) -> int:
@@ -93,10 +100,9 @@ def _open_folder(folder: Path, args: argparse.Namespace) -> System:
         raise SpeechError(f"{refs} is missing: decode again with `hocket decode {folder}`")
     experiment = folder
     if inner.name == "decode":
-        config = json.loads((folder / "config.json").read_text())
-        experiment = Path(config["task"]["experiment"])
+        experiment = Path(_read_json(folder / "config.json")["task"]["experiment"])
     data = experiment / "data" / f"{found.split}.json"
-    rows = json.loads(data.read_text()) if data.exists() else []
+    rows = _read_json(data) if data.exists() else []
     notes = (
         f"acoustic scale {found.setting.scale:.3g}, word penalty {found.setting.penalty:g}, tuned "
         f"on dev ({RATES[found.dev.unit]} {found.dev.errors.rate:.2%} there)",
@@ -111,6 +117,15 @@ def _open_folder(folder: Path, args: argparse.Namespace) -> System:
         data,
         notes,
     )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SpeechError(
+            f"{path} cannot be read ({error}): copy it again, or decode anew"
+        ) from None
 
 
 def _open_file(path: Path, args: argparse.Namespace) -> System:
@@ -133,9 +148,7 @@ def _texts(path: Path) -> Texts:
 
 
 def _compare(first: System, second: System, args: argparse.Namespace) -> int:
-    for option, given in (("--worst", args.worst), ("--html", args.html)):
-        if given:
-            raise ConfigError(f"{option} is of one system: name only one")
+    _refuse(args, "worst", "html", why="with two systems: name only one")
     if first.refs != second.refs:
         raise SpeechError(
             f"{args.what[0]} and {args.what[1]} were scored against different references "
@@ -184,9 +197,15 @@ def _write_page(path: Path, system: System, found: Score, how_many: int) -> None
 
     if system.data is None:
         raise ConfigError("--html cannot take effect: a file of words says nothing about its audio")
-    rows = {row["id"]: row for row in json.loads(system.data.read_text())}
+    if not system.data.exists():
+        raise SpeechError(
+            f"{system.data} is missing, which says where the audio is: was the experiment moved? "
+            "Put it back, or leave --html out"
+        )
+    rows = {row["id"]: row for row in _read_json(system.data)}
     shown = [
-        _shown(mistake, rows[mistake.name]) for mistake in worst(system.refs, system.hyps, how_many)
+        _shown(mistake, rows[mistake.name])
+        for mistake in worst(system.refs, system.hyps, how_many, system.unit)
     ]
     shares = [mistakes.Share(who, e.words, e.total) for who, e in found.speakers.items()]
     summary = [str(found), *system.notes]

@@ -33,9 +33,9 @@ tied triphones), an alignment, a decoding graph, and the GMM-HMM's own word erro
 
 DATA holds the folders train, dev and test, or is speech data itself: a Kaldi data directory, lhotse
 cuts, or a plain folder of wav and flac files with NAME.txt beside each (or one transcripts.txt).
-What is missing is held out of train. Each step is kept until its input or its options change, so an
-interrupted or repeated call goes on where it must. Bad utterances are left out, counted, and listed
-in EXP/left_out.txt.
+Dev is held out of train if it is missing, and so is test, unless DATA has splits. Each step is kept
+until its input or its options change, so an interrupted or repeated call goes on where it must. Bad
+utterances are left out, counted, and listed in EXP/left_out.txt.
 
 examples:
   hocket prepare data/digits --out exp/digits
@@ -142,7 +142,7 @@ def _add_corpus(command: argparse.ArgumentParser) -> None:
 def _corpus(args: argparse.Namespace) -> int:
     try:
         from hocket.speech.corpus.build import build
-        from hocket.speech.corpus.options import CorpusOptions
+        from hocket.speech.corpus.options import KINDS, CorpusOptions
     except ImportError as error:
         raise needs(error) from error
     if args.clean and args.snr:
@@ -162,7 +162,8 @@ def _corpus(args: argparse.Namespace) -> int:
             f"{split}: {one['hours']:.2f} h, {one['utterances']:,} utterances by "
             f"{one['speakers']} speakers"
         )
-    print(f"next: hocket prepare {args.out} --out exp/{args.out.name}")
+    more = "" if KINDS[args.kind].space else f" --units character --lexicon {args.out}/lexicon.txt"
+    print(f"next: hocket prepare {args.out} --out exp/{args.out.name}{more}")
     return 0
 
 
@@ -256,14 +257,14 @@ def _add_decode(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, metavar="RUN", help="a run directory of `hocket train EXP`")
     add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
-    add("--beam", type=float, default=10.0, metavar="X", help="wider is slower and surer (10)")
+    add("--beam", type=float, metavar="X", help="wider is slower and surer (10)")
     add(
         "--write-loglikes",
         type=Path,
         metavar="ARK",
         help="write log-likelihoods for Kaldi's latgen-faster-mapped instead of decoding",
     )
-    add("--max-active", type=int, default=2000, metavar="N", help="paths kept per frame (2000)")
+    add("--max-active", type=int, metavar="N", help="paths kept per frame (2000)")
     add(
         "--priors",
         choices=["alignment", "posterior"],
@@ -281,12 +282,19 @@ def _decode(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise needs(error) from error
     if args.write_loglikes is not None:
+        for option in ("beam", "max_active", "jobs"):
+            if getattr(args, option) is not None:
+                raise ConfigError(
+                    f"--{option.replace('_', '-')} cannot take effect beside --write-loglikes: "
+                    "nothing is decoded"
+                )
         return _write_loglikes(args)
+    given = {k: v for k in ("beam", "max_active") if (v := getattr(args, k)) is not None}
     found = decode_run(
         args.run,
         split=args.split,
         jobs=_num_jobs(args),
-        search=Search(args.beam, args.max_active),
+        search=Search(**given),
         show=not args.quiet,
         priors=args.priors,
     )

@@ -7,6 +7,7 @@ would stop before the GMM-HMM is trained.
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from helpers.audio import data_directory, tone, write_wav
 
 from hocket.cli import main
 from hocket.errors import HocketError
-from hocket.speech import store
+from hocket.files import atomically
+from hocket.speech import audio, store
+from hocket.speech.arpa import read_arpa
 from hocket.speech.prepare import Preparation, PrepareOptions
 from hocket.speech.steps import Facts
 
@@ -303,14 +306,21 @@ ARPA_CASES = [
     ("text", "says"), [c[1:] for c in ARPA_CASES], ids=[c[0] for c in ARPA_CASES]
 )
 def test_bad_arpa_files(text: str, says: tuple[str, ...], tmp_path: Path) -> None:
-    from hocket.speech.arpa import read_arpa
-
     path = tmp_path / "lm.arpa"
     path.write_text(text)
     with pytest.raises(HocketError) as caught:
         read_arpa(path, ["one", "two"])
     for words in says:
         assert words in str(caught.value)
+
+
+def test_an_arpa_file_may_be_zipped(tmp_path: Path) -> None:
+    path = tmp_path / "lm.arpa.gz"
+    path.write_bytes(gzip.compress(ARPA.encode()))
+    assert read_arpa(path, ["one", "two"]).order == 1
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(HocketError, match=r"lm\.arpa\.gz"):
+        read_arpa(path, ["one", "two"])
 
 
 # ---------------------------------------------------------------------------- the command line
@@ -325,6 +335,16 @@ COMMANDS: list[tuple[str, list[str], tuple[str, ...]]] = [
         "an order of an ARPA file",
         ["prepare", "D", "--out", "E", "--arpa", "L", "--lm-order", "3"],
         ("--lm-order", "leave it out"),
+    ),
+    (
+        "no ARPA file",
+        ["prepare", "D", "--out", "E", "--arpa", "T"],
+        ("text:1", "no ARPA file"),
+    ),
+    (
+        "no such lexicon",
+        ["prepare", "D", "--out", "E", "--lexicon", "nowhere.txt"],
+        ("--lexicon nowhere.txt", "cmudict"),
     ),
     ("no jobs", ["prepare", "D", "--out", "E", "--jobs", "0"], ("--jobs", "at least 1")),
     ("no such data", ["prepare", "nowhere", "--out", "E"], ("nowhere", "no such folder")),
@@ -392,6 +412,7 @@ def test_bad_commands(
 ) -> None:
     data = good_data(tmp_path)
     places = {"D": data, "E": tmp_path / "E", "L": tmp_path / "lm.arpa", "R": tmp_path / "R"}
+    places["T"] = data / "train" / "text"
     before = sorted(tmp_path.rglob("*"))
     status = main([str(places.get(a, tmp_path / a if a in "XI" else a)) for a in args])
     assert status in (1, 2)
@@ -451,6 +472,32 @@ def test_a_full_disk_is_an_error_and_the_same_command_goes_on(
     assert (tmp_path / "exp" / "data" / "step.json").exists()  # the step before is kept
     assert not (tmp_path / "exp" / "features").exists()  # and this one is not believed
     assert prepare(tmp_path) == {}
+
+
+def test_a_file_for_which_there_is_no_room_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("before")
+
+    def write() -> None:
+        with atomically(path) as partial:
+            partial.write_text("half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(HocketError, match=r"page.html: no room.*free some"):
+        write()
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == "before"
+
+
+def test_a_corpus_for_which_there_is_no_room_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise soundfile.LibsndfileError(2)
+
+    monkeypatch.setattr(soundfile, "write", full)
+    with pytest.raises(HocketError, match=r"a\.wav cannot be written .*is there room"):
+        audio.write(tmp_path / "a.wav", np.zeros(10, np.int16), 8000)
 
 
 def test_interrupted_steps_are_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

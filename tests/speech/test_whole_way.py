@@ -163,6 +163,74 @@ def test_a_claim_is_tried_on_a_speech_task(
     assert all(0 < one["wer"] <= 2 for one in kept)
 
 
+def test_alignments_go_through_kaldis_archives_and_come_back(experiment: Path, root: Path) -> None:
+    there, back = root / "kaldi", root / "back"
+    assert hocket("export", experiment, "--out", there, "--features", "mfcc") == 0
+    splits = [w for s in ("train", "dev") for w in (
+        f"--{s}", there / s, f"--{s}-ali", there / s / "pdf.ark.gz")]  # fmt: skip
+    senones = SpeechTask(str(experiment)).num_senones
+    assert hocket("import", *splits, "--num-pdfs", senones, "--out", back, "--quiet") == 0
+    for split in ("train", "dev"):
+        a = FeatureStore(experiment / "features" / split, "mfcc", "none")
+        b = FeatureStore(back / "features" / split, "kaldi", "none")
+        before, after = (np.load(e / "alignment" / f"{split}.npy") for e in (experiment, back))
+        assert len(b) > 5
+        for number, name in enumerate(b.ids):
+            old = a.ids.index(name)
+            assert np.array_equal(a.utterance(old), b.utterance(number))
+            old_labels = before[a.first[old] : a.first[old] + a.frames[old]]
+            assert np.array_equal(
+                old_labels, after[b.first[number] : b.first[number] + b.frames[number]]
+            )
+
+
+def test_damaged_files_are_named(
+    run: Path, experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (run / "decode").is_dir():
+        assert hocket("decode", run, "--quiet") == 0
+    copy, exp = tmp_path / "run", tmp_path / "exp"
+    shutil.copytree(run, copy)
+    shutil.copytree(experiment, exp)
+    model, config = copy / "model.safetensors", copy / "config.json"
+    labels, result = exp / "alignment" / "train.npy", copy / "decode" / "result.json"
+    for path, keep, arguments, says in [
+        (model, 1000, ("decode", copy, "--quiet"), "copy it again, or take the model of the last"),
+        (labels, 5000, ("train", exp, "--out", tmp_path / "r", "--quiet"), "prepare it again"),
+        (config, 20, ("score", copy), "cannot be read"),
+        (config, 20, ("decode", copy), "is no run directory"),
+        (result, 20, ("score", copy), "decode again"),
+        (result, 0, ("score", copy), "decode again"),
+    ]:
+        good = path.read_bytes()
+        path.write_bytes(good[:keep])
+        assert hocket(*arguments) in (1, 2)
+        said = capsys.readouterr().err
+        assert says in said, said
+        assert path.name in said
+        assert "Traceback" not in said
+        path.write_bytes(good)
+
+
+def test_options_that_cannot_take_effect_are_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (run / "decode").is_dir():
+        assert hocket("decode", run, "--quiet") == 0
+    loglikes = ("decode", run, "--write-loglikes", tmp_path / "x.ark")
+    for arguments, option in [
+        ((*loglikes, "--beam", 12), "--beam"),
+        ((*loglikes, "--max-active", 99), "--max-active"),
+        ((*loglikes, "--jobs", 1), "--jobs"),
+        (("score", run, "--json", "--worst", 2), "--worst"),
+        (("score", run, "--json", "--html", tmp_path / "x.html"), "--html"),
+        (("score", run, run, "--worst", 2), "--worst"),
+    ]:
+        assert hocket(*arguments) == 2
+        assert f"{option} cannot take effect" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_trained_decoded_and_scored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert hocket("decode", run, "--quiet") == 0
     said = capsys.readouterr().out

@@ -91,9 +91,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "CER" in said
     assert said.count("REF:") == 2
+    (tmp_path / "c.ref").write_text("a 三四\n")
+    (tmp_path / "c.hyp").write_text("a 三\n")
+    given = ["score", str(tmp_path / "c.hyp"), "--ref", str(tmp_path / "c.ref")]
+    assert main([*given, "--cer", "--worst", "1"]) == 0
+    assert "1 errors in 2\nREF: 三 四\nHYP: 三 *\n" in capsys.readouterr().out
     for wrong, why in (
         ([*files, files[0]], "one or two systems"),
-        ([*files, "--worst", "3"], "of one system"),
+        ([*files, "--worst", "3"], "name only one"),
         ([files[0], "--html", "x.html"], "nothing about its audio"),
         ([files[0], "--worst", "0"], "at least 1"),
     ):

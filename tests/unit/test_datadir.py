@@ -67,6 +67,7 @@ def test_bad_utterances_are_left_out_with_the_reason(tmp_path: Path) -> None:
     ("file", "content", "message"),
     [
         ("wav.scp", "a sph2pipe -f wav x.sph |\n", "is a pipe.*runs no commands.*wav or flac"),
+        ("wav.scp", "a wav.ark:16\n", "is a place in an archive.*file of its own"),
         ("wav.scp", "a wav/a.wav\na wav/a.wav\n", "wav.scp:2: 'a' is there twice"),
         ("text", "a one\na two\n", "text:2: 'a' is there twice"),
         ("text", "zz one\n", "no utterance can be used"),

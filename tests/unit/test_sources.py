@@ -40,6 +40,67 @@ def test_a_plain_folder(tmp_path: Path) -> None:
     assert [u.id for u in read_source(folder).utterances] == ["anna-a1", "ben-b1", "ben-b2"]
 
 
+def test_transcripts_speak_of_their_own_folder(tmp_path: Path) -> None:
+    for speaker, words in (("s1", "one"), ("s2", "two")):
+        write_wav(tmp_path / speaker / "001.wav", tone(0.5))
+        (tmp_path / speaker / "transcripts.txt").write_text(f"001 {words}\n")
+    found = {u.id: u.words for u in read_source(tmp_path).utterances}
+    assert found == {"s1-001": ("one",), "s2-001": ("two",)}
+
+
+@pytest.mark.parametrize("key", ["s1-001", "s1/001", "s1/001.wav"])
+def test_a_transcript_may_name_the_folder(key: str, tmp_path: Path) -> None:
+    for speaker in ("s1", "s2"):
+        write_wav(tmp_path / speaker / "001.wav", tone(0.5))
+    (tmp_path / "transcripts.txt").write_text("001 one\n")
+    with pytest.raises(SpeechError, match=r"'001' could be s1/001 or s2/001: write the folder"):
+        read_source(tmp_path)
+    (tmp_path / "transcripts.txt").write_text(f"{key} one\ns2-001 two\n")
+    assert [u.words for u in read_source(tmp_path).utterances] == [("one",), ("two",)]
+
+
+def test_what_has_no_recording_or_none_that_can_be_read_is_counted(tmp_path: Path) -> None:
+    write_wav(tmp_path / "u1.wav", tone(0.5))
+    (tmp_path / "u1.txt").write_bytes(b"\xef\xbb\xbfone two\n")  # with a byte order mark
+    (tmp_path / "u2.mp3").write_bytes(b"ID3")
+    (tmp_path / "u2.txt").write_text("three\n")
+    (tmp_path / "u3.txt").write_text("four\n")
+    (tmp_path / "transcripts.txt").write_text("u4 five\n")
+    found = read_source(tmp_path)
+    assert [u.words for u in found.utterances] == [("one", "two")]
+    assert set(found.left_out) == {"u2.mp3", "u3.txt", "u4"}
+    assert "convert it to wav" in found.left_out["u2.mp3"]
+    assert "without a recording" in found.left_out["u3.txt"]
+    assert "no recording of that name" in found.left_out["u4"]
+
+
+def test_spaces_in_names_become_underscores(tmp_path: Path) -> None:
+    """Names are keys in tables whose columns are separated by spaces."""
+    write_wav(tmp_path / "my voice" / "take 1.wav", tone(0.5))
+    (tmp_path / "my voice" / "take 1.txt").write_text("one\n")
+    (utterance,) = read_source(tmp_path).utterances
+    assert (utterance.id, utterance.speaker) == ("my_voice-take_1", "my_voice")
+
+
+def test_cuts_whose_names_say_train_dev_and_test_are_splits(tmp_path: Path) -> None:
+    wav = write_wav(tmp_path / "r.wav", tone(1.0))
+    for name in ("train-clean", "valid", "test-other"):
+        write_cuts(tmp_path / f"cuts_{name}.jsonl.gz", [cut(name, wav)])
+    splits, _ = read_splits(tmp_path, 0.1, print)
+    found = {split: [u.id for u in us] for split, us in splits.items()}
+    assert found == {"train": ["train-clean"], "dev": ["valid"], "test": ["test-other"]}
+    write_cuts(tmp_path / "cuts_musan.jsonl.gz", [cut("noise", wav)])
+    with pytest.raises(SpeechError, match=r"cuts_musan.*neither train, dev nor test.*rename it"):
+        read_splits(tmp_path, 0.1, print)
+
+
+def test_cuts_whose_names_say_nothing_are_one_set(tmp_path: Path) -> None:
+    wav = write_wav(tmp_path / "r.wav", tone(1.0))
+    for name in ("a", "b"):
+        write_cuts(tmp_path / f"cuts_{name}.jsonl.gz", [cut(name, wav)])
+    assert [u.id for u in read_source(tmp_path).utterances] == ["a", "b"]
+
+
 def test_plain_folders_may_hold_the_splits(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         plain(tmp_path / split)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from hocket.files import atomically
 from hocket.report.page import document
 
 _STYLE = """
@@ -65,7 +66,8 @@ def write_page(
         _by_speaker(speakers),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(title, "".join(parts), _STYLE))
+    with atomically(path) as partial:
+        partial.write_text(document(title, "".join(parts), _STYLE))
 
 
 def _utterance(one: Shown) -> str:

@@ -31,6 +31,11 @@ def arpa_words(path: Path) -> list[str]:
     return [words[0] for _, words, _ in _rows(path, 1) if words[0] not in marks]
 
 
+def check_arpa(path: Path) -> None:
+    """Raise unless a model can be made of the file."""
+    read_arpa(path, arpa_words(path))
+
+
 def read_arpa(path: Path, words: Collection[str]) -> NGram:
     """Read a model, restricted to a vocabulary."""
     known = {*words, START, END}

@@ -47,6 +47,17 @@ def probe(path: Path) -> AudioInfo:
     return AudioInfo(int(info.samplerate), int(info.frames), int(info.channels))
 
 
+def write(path: Path, samples: NDArray[np.int16], sample_rate: int) -> None:
+    """Write a wav file of 16 bits."""
+    try:
+        soundfile.write(path, samples, sample_rate, subtype="PCM_16")
+    except soundfile.LibsndfileError as error:
+        raise SpeechError(
+            f"{path} cannot be written ({error}): is there room on its disk? The same command goes "
+            "on where it ended"
+        ) from error
+
+
 def read(
     path: Path, start_s: float = 0.0, end_s: float | None = None, sample_rate: int | None = None
 ) -> NDArray[np.float32]:

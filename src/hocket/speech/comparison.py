@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hocket.speech.scoring import Unit, Words, characters, check_same
+from hocket.speech.scoring import Unit, Words, check_same, in_units
 
 REPLICATIONS: Final = 10_000
 PIECE: Final = 500  # replications at a time
@@ -73,11 +73,7 @@ def compare(
     """Compare two systems on the same reference."""
     check_same(refs, first)
     check_same(refs, second)
-    if unit == "character":
-        refs, first, second = (
-            {name: characters(words) for name, words in texts.items()}
-            for texts in (refs, first, second)
-        )
+    refs, first, second = (in_units(texts, unit) for texts in (refs, first, second))
     words = np.array([len(refs[name]) for name in sorted(refs)])
     errors = [utterance_errors(refs, hyps) for hyps in (first, second)]
     draws = _differences(words, errors[1] - errors[0])
@@ -125,9 +121,12 @@ def kind_of(ref: str, hyp: str) -> str:
     return "I" if ref == GAP else "D" if hyp == GAP else "S"
 
 
-def worst(refs: Mapping[str, Words], hyps: Mapping[str, Words], how_many: int) -> list[Mistake]:
+def worst(
+    refs: Mapping[str, Words], hyps: Mapping[str, Words], how_many: int, unit: Unit = "word"
+) -> list[Mistake]:
     """Return the utterances with the most errors; of equals, the one with the higher rate first."""
     check_same(refs, hyps)
+    refs, hyps = in_units(refs, unit), in_units(hyps, unit)
     errors = utterance_errors(refs, hyps)
     rows = [(int(n), name) for n, name in zip(errors, sorted(refs), strict=True) if n]
     rows.sort(key=lambda row: (-row[0], len(refs[row[1]]), row[1]))

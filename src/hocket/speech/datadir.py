@@ -14,6 +14,9 @@ What concerns one utterance (no audio, no words) leaves it out with a reason; wh
 
 from __future__ import annotations
 
+import gzip
+import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,11 +64,14 @@ def read_table(path: Path) -> dict[str, str]:
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file that hold anything, counted from 1."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpeechError(f"{path}: {error.strerror}") from error
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
+    except (OSError, EOFError, zlib.error) as error:
+        raise SpeechError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
-        raise SpeechError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+        raise SpeechError(
+            f"{path}: not UTF-8 ({error.reason} at byte {error.start}): convert it (iconv -t UTF-8)"
+        ) from error
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield number, line
@@ -113,8 +119,13 @@ def _located(folder: Path, key: str, value: str) -> Path:
     if value.endswith("|") or value.startswith("|"):
         raise SpeechError(
             f"{folder / 'wav.scp'}: {key!r} is a pipe ({value[:60]}): Hocket runs no commands "
-            "found in data. Write the audio to wav or flac files first (Kaldi: "
-            "wav-copy scp:wav.scp ark,scp:wav.ark,wav_plain.scp, or run the command yourself)"
+            "found in data. Run it yourself, for every line, into a wav or flac file, and put that "
+            "file's path here"
+        )
+    if re.search(r"\.ark:\d+$", value):
+        raise SpeechError(
+            f"{folder / 'wav.scp'}: {key!r} is a place in an archive ({value[-60:]}): Hocket reads "
+            "wav and flac files. Write each recording to a file of its own"
         )
     if not value:
         raise SpeechError(f"{folder / 'wav.scp'}: {key!r} has no path")

@@ -38,18 +38,18 @@ class Evaluation:
         path = folder / "result.json"
         try:
             facts = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise SpeechError(f"{path}: no result can be read: {error}") from error
-        return cls(
-            facts["system"],
-            facts["split"],
-            Setting(**facts["setting"]),
-            facts["inside"],
-            _score(facts["dev"]),
-            _score(facts["score"]),
-            facts["real_time_factor"],
-            facts["jobs"],
-        )
+            return cls(
+                facts["system"],
+                facts["split"],
+                Setting(**facts["setting"]),
+                facts["inside"],
+                _score(facts["dev"]),
+                _score(facts["score"]),
+                facts["real_time_factor"],
+                facts["jobs"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SpeechError(f"{path}: no result can be read ({error}): decode again") from error
 
 
 def _score(facts: dict[str, Any]) -> Score:

@@ -22,6 +22,7 @@ import kaldiio
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.files import atomically
 from hocket.progress import progress
 from hocket.speech.datadir import read_table, reasons
 from hocket.speech.errors import SpeechError
@@ -226,19 +227,19 @@ def _open(path: Path) -> IO[bytes]:
 def write_matrices(path: Path, pairs: Iterator[tuple[str, NDArray[np.float32]]]) -> int:
     """Write PATH (an archive) and the scp beside it; return how many matrices there were."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scp = path.with_suffix(".scp")
-    count = 0
-    with kaldiio.WriteHelper(f"ark,scp:{path.resolve()},{scp.resolve()}") as write:
+    rows: list[str] = []
+    with atomically(path) as partial, partial.open("wb") as file:
         for name, x in pairs:
-            write(name, np.ascontiguousarray(x, np.float32))
-            count += 1
-    return count
+            rows.append(f"{name} {path.resolve()}:{file.tell() + len(name.encode()) + 1}\n")
+            kaldiio.save_ark(file, {name: np.ascontiguousarray(x, np.float32)})
+    path.with_suffix(".scp").write_text("".join(rows))
+    return len(rows)
 
 
 def export(experiment: Path, out: Path, kind: Kind) -> dict[str, int]:
     """Write features (feats.ark, feats.scp) and alignments (pdf.ark.gz) of every split."""
     found = {}
-    for folder in sorted((experiment / "features").iterdir()):
+    for folder in sorted(p for p in (experiment / "features").iterdir() if p.is_dir()):
         store = FeatureStore(folder, kind, "none")
         numbers = range(len(store))
         target = out / folder.name
@@ -256,7 +257,7 @@ def export(experiment: Path, out: Path, kind: Kind) -> dict[str, int]:
 
 def write_alignments(path: Path, store: FeatureStore, labels: Pdfs) -> None:
     """Write the pdf of every frame of the aligned utterances."""
-    with gzip.open(path, "wb") as file:
+    with atomically(path) as partial, gzip.open(partial, "wb") as file:
         for number, name in enumerate(store.ids):
             first = int(store.first[number])
             pdfs = np.array(labels[first : first + int(store.frames[number])], dtype=np.int32)

@@ -7,6 +7,7 @@ fill its gaps, so that there is one set of phones.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,18 @@ def _is_probability(text: str) -> bool:
         return False
 
 
+def check_lexicon(source: str) -> None:
+    """Raise unless there is such a lexicon."""
+    if source not in ("cmudict", "espeak"):
+        _own_lexicon(source)
+
+
+def _own_lexicon(source: str) -> Lexicon:
+    if not Path(source).is_file():
+        raise SpeechError(f"--lexicon {source}: neither 'cmudict', 'espeak' nor a file that exists")
+    return read_lexicon(Path(source))
+
+
 def lexicon_for(words: Iterable[str], source: str) -> tuple[Lexicon, dict[str, str]]:
     """Return a lexicon of `words`, and why some have no pronunciation.
 
@@ -99,9 +112,7 @@ def lexicon_for(words: Iterable[str], source: str) -> tuple[Lexicon, dict[str, s
     if source == "cmudict":
         return _from_cmudict(wanted)
     path = Path(source)
-    if not path.is_file():
-        raise SpeechError(f"--lexicon {source}: neither 'cmudict', 'espeak' nor a file that exists")
-    lexicon = read_lexicon(path).restricted(wanted)
+    lexicon = _own_lexicon(source).restricted(wanted)
     missing = {w: f"not in {path}" for w in wanted if w not in lexicon.entries}
     return lexicon, missing
 
@@ -143,6 +154,12 @@ def _arpabet(phones: Phones) -> Phones:
 def _from_espeak(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
     from hocket.speech.corpus.espeak import pronounce  # GPL: only when it is asked for
 
-    said = pronounce(words)
-    missing = {w: "espeak-ng is silent about it" for w in words if not said[w]}
-    return Lexicon({w: (said[w],) for w in words if said[w]}), missing
+    missing = {w: "not in Latin letters, which espeak-ng would name" for w in words if _foreign(w)}
+    said = pronounce([w for w in words if w not in missing])
+    missing |= {w: "espeak-ng is silent about it" for w in said if not said[w]}
+    return Lexicon({w: (phones,) for w, phones in said.items() if phones}), missing
+
+
+def _foreign(word: str) -> bool:
+    """True of letters that the English voice calls "Chinese letter" and the like."""
+    return any(c.isalpha() and "LATIN" not in unicodedata.name(c, "") for c in word)

@@ -14,6 +14,7 @@ Each step is kept while its inputs and options stay as they are (see `steps.py`)
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +27,8 @@ from hocket.errors import nearest, require
 from hocket.parallel import default_jobs
 from hocket.speech import alignment
 from hocket.speech.alignment import GMMHMM, Corpus, Pass
-from hocket.speech.datadir import Utterance, reasons
+from hocket.speech.arpa import check_arpa
+from hocket.speech.datadir import Utterance, numbered_lines, reasons
 from hocket.speech.decoding import Decoder, GMMScorer
 from hocket.speech.errors import SpeechError
 from hocket.speech.evaluation import Evaluation, evaluate
@@ -35,7 +37,7 @@ from hocket.speech.features import KINDS, SAMPLE_RATES, Kind
 from hocket.speech.gmm_training import GMMOptions, Trainer, collect
 from hocket.speech.graph import decoding_graph
 from hocket.speech.language import LanguageSource
-from hocket.speech.lexicon import lexicon_for, read_lexicon
+from hocket.speech.lexicon import check_lexicon, lexicon_for, read_lexicon
 from hocket.speech.reference import agreement
 from hocket.speech.scoring import Unit, characters
 from hocket.speech.senones import Senones
@@ -105,6 +107,7 @@ class Preparation:
         """Do all steps; return how well the GMM-HMM recognises."""
         if not self.source.exists():
             raise SpeechError(f"{self.source}: no such folder")
+        self._check_language()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.steps = Steps(self.folder, self.say)
         self.steps.run("data", self._data_inputs(), (), self._data)
@@ -123,6 +126,16 @@ class Preparation:
         )
         self._write_left_out()
         return Evaluation.read(self.folder / "gmm")
+
+    def _check_language(self) -> None:
+        """Read what was given for the end of the work before it begins."""
+        check_lexicon(self.options.lexicon)
+        if (self.folder / "graph").exists():  # they were good then; a change is found in `_graph`
+            return
+        if self.options.arpa:
+            check_arpa(Path(self.options.arpa))
+        if self.options.lm_text:
+            collections.deque(numbered_lines(Path(self.options.lm_text)), maxlen=0)
 
     # ------------------------------------------------------------------ data
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -57,7 +58,13 @@ class NetworkScorer:
 def _network(run: Path, priors: Priors) -> tuple[nn.Module, torch.Tensor, int]:
     task = task_of(run)
     model = task.build_model()
-    model.load_state_dict(load_file(run / "model.safetensors"))
+    try:
+        model.load_state_dict(load_file(run / "model.safetensors"))
+    except (SafetensorError, RuntimeError) as error:
+        raise SpeechError(
+            f"{run / 'model.safetensors'} cannot be read ({str(error)[:200]}): copy it again, or "
+            "take the model of the last folder in checkpoints"
+        ) from error
     model.eval()
     if priors == "posterior":
         shares = mean_posteriors(model, task)
@@ -73,6 +80,8 @@ def task_of(run: Path) -> SpeechTask:
         tables = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpeechError(f"{run} is no run directory: {path.name} cannot be read") from error
+    if not isinstance(tables, dict) or "task" not in tables:
+        raise SpeechError(f"{run} is no run directory: {path.name} has no task")
     if tables["task"]["name"] != "speech":
         raise SpeechError(
             f"{run} was trained on the task {tables['task']['name']!r}, which has no words: decode "

@@ -72,6 +72,13 @@ def characters(words: Words) -> list[str]:
     return list("".join(words))
 
 
+def in_units(texts: Mapping[str, Words], unit: Unit) -> Mapping[str, Words]:
+    """Return what errors are counted in."""
+    if unit == "word":
+        return texts
+    return {name: characters(words) for name, words in texts.items()}
+
+
 def check_same(refs: Mapping[str, Words], hyps: Mapping[str, Words]) -> None:
     """Raise unless hypotheses and references are of the same utterances."""
     if not refs:
@@ -98,9 +105,7 @@ def score(
 ) -> Score:
     """Compare hypotheses with references, utterance by utterance; both must hold the same ones."""
     check_same(refs, hyps)
-    if unit == "character":
-        refs = {name: characters(words) for name, words in refs.items()}
-        hyps = {name: characters(words) for name, words in hyps.items()}
+    refs, hyps = in_units(refs, unit), in_units(hyps, unit)
     ids = sorted(refs)
     pairs = [(list(refs[i]), list(hyps[i])) for i in ids]
     all_refs, all_hyps = [r for r, _ in pairs], [h for _, h in pairs]

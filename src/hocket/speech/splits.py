@@ -9,7 +9,13 @@ from typing import Final
 from hocket.numerics import stable_seed
 from hocket.speech.datadir import DataDirectory, Utterance
 from hocket.speech.errors import SpeechError
-from hocket.speech.sources import WHAT, is_source, read_source
+from hocket.speech.sources import (
+    WHAT,
+    is_source,
+    manifests_by_split,
+    read_manifests,
+    read_source,
+)
 
 SPLITS: Final = ("train", "dev", "test")
 MIN_SPEAKERS: Final = 10  # with fewer, held-out utterances come from the training speakers
@@ -20,14 +26,19 @@ def read_splits(
 ) -> tuple[dict[str, list[Utterance]], dict[str, str]]:
     """Read train, dev and test; hold out of train what is missing.
 
-    `source` holds the folders train, dev and test (the last two if there are any), or is itself
-    speech data (see `sources.py`), of which dev and test are then held out.
+    `source` holds the folders train, dev and test, or lhotse cuts whose names say so; of these dev
+    is held out of train if it is missing, and test is not. Or it is itself speech data (see
+    `sources.py`), of which dev and test are then held out.
     """
     found: dict[str, DataDirectory] = {}
     if (source / "train").is_dir() and is_source(source / "train"):
         for split in SPLITS:
             if (source / split).is_dir():
                 found[split] = read_source(source / split)
+        wanted = ["dev"]
+    elif manifests := manifests_by_split(source):
+        for split, files in manifests.items():
+            found[split] = read_manifests(source, files)
         wanted = ["dev"]
     elif is_source(source):
         found["train"] = read_source(source)

@@ -128,7 +128,7 @@ def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     except OSError as error:
         path.unlink()
         raise SpeechError(
-            f"{path}: no room for {size / 1e6:,.0f} MB ({error.strerror}): free some space and run "
+            f"{path}: no room for {size / 1e6:,.1f} MB ({error.strerror}): free some space and run "
             "the same command again; finished steps are kept"
         ) from error
     return file

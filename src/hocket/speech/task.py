@@ -129,7 +129,17 @@ class SpeechTask(Task):
         if not path.exists():
             raise TaskError(f"{self.folder} has no aligned split {split!r}")
         store = self.store(split)
-        labels = np.load(path, mmap_mode="r")
+        try:
+            labels = np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise TaskError(
+                f"{path} cannot be read ({error}): delete {path.parent} and prepare it again"
+            ) from error
+        if len(labels) != len(store.x):
+            raise TaskError(
+                f"{path} has {len(labels):,} labels for {len(store.x):,} frames: delete "
+                f"{path.parent} and prepare it again"
+            )
         numbers = np.flatnonzero(labels[store.first] >= 0)
         return Labelled(store, labels, numbers, np.cumsum(store.frames[numbers]))
 

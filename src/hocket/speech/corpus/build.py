@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import soundfile
 from scipy.signal import firwin, resample_poly
 
 from hocket.parallel import chunks, default_jobs, ordered_map
 from hocket.progress import progress
+from hocket.speech import audio
 from hocket.speech.corpus import acoustics, espeak
 from hocket.speech.corpus.acoustics import Signal
 from hocket.speech.corpus.options import KINDS, NUM_NOISES, SPLITS, CorpusOptions
@@ -128,7 +128,7 @@ def make_noise(job: tuple[CorpusOptions, str, list[str], Path]) -> None:
             noise = acoustics.coloured_noise(rng, num_samples, options.sample_rate)
         samples = np.clip(np.rint(noise * NOISE_LEVEL), -32768, 32767).astype(np.int16)
         path = partial_folder / f"{split}-{kind}-{number:02d}.wav"
-        soundfile.write(path, samples, options.sample_rate, subtype="PCM_16")
+        audio.write(path, samples, options.sample_rate)
     partial_folder.rename(folder)
 
 
@@ -223,7 +223,7 @@ def _speaker(
         pads = [np.zeros(int(s * options.sample_rate)) for s in (lead_s, trail_s)]
         samples, facts = microphone.record(rng, np.concatenate([pads[0], signal, pads[1]]))
         path = folder / f"{name}.wav"
-        soundfile.write(path, samples, options.sample_rate, subtype="PCM_16")
+        audio.write(path, samples, options.sample_rate)
         duration = len(samples) / options.sample_rate
         shift = len(pads[0]) / options.sample_rate
         timed = [(name, shift + at_s, word) for name, at_s, word in timed]
