@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from hocket.errors import ConfigError, nearest
+from hocket.files import atomically
 from hocket.report.runs import Point
 from hocket.reproduce import statistics
 from hocket.reproduce.statistics import Interval
@@ -80,9 +81,8 @@ def of_divergence(reason: str, wall_s: float) -> Outcome:
 
 def write(path: Path, outcome: Outcome) -> None:
     """Keep an outcome; it is there in full or not at all."""
-    fresh = path.with_suffix(".partial")
-    fresh.write_text(json.dumps(asdict(outcome)) + "\n")
-    fresh.replace(path)
+    with atomically(path) as partial:
+        partial.write_text(json.dumps(asdict(outcome)) + "\n")
 
 
 def read(path: Path) -> Outcome:
