@@ -93,7 +93,10 @@ def _open_folder(folder: Path, args: argparse.Namespace) -> System:
             raise ConfigError(f"{option} cannot take effect: a run has its own reference and units")
     inner = next((folder / d for d in ("decode", "gmm") if (folder / d).is_dir()), None)
     if inner is None:
-        raise ConfigError(f"{folder} holds no decoded words: first `hocket decode {folder}`")
+        raise ConfigError(
+            f"{folder} holds no decoded words: first `hocket decode {folder}` (what was imported "
+            "from Kaldi is decoded there, and its words scored with --ref)"
+        )
     found = Evaluation.read(inner)
     refs = inner / f"{found.split}.ref"
     if not refs.exists():

@@ -12,7 +12,7 @@ Zhang, S. Khudanpur, arXiv:1410.7455. Where the gradient becomes natural: `preco
 | symbol | here                | Kaldi's default                                            |
 |--------|---------------------|------------------------------------------------------------|
 | M_l    | `max_change`        | 0.75, of a layer (its weight and bias together)            |
-| M_l    | `max_change_output` | 1.5, of the last layer that has a matrix                   |
+| M_l    | `max_change_output` | 1.5, of the last layer with a matrix, as the model names it |
 | M      | `max_change_global` | 2.0                                                        |
 | mu     | `momentum`          | 0 for feed-forward networks, 0.5 for recurrent ones        |
 
