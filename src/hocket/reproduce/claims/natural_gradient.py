@@ -58,7 +58,7 @@ def cluster(rule: str, learners: int) -> Cluster:
 
 def all_runs(bench: Bench) -> list[Run]:
     """Both rules with every number of learners, at a grid of rates, the same for all."""
-    factors = bench.pick(smoke=(1.0,), quick=(2.0, 4.0, 8.0), full=(2.0, 4.0, 8.0, 16.0))
+    factors = bench.pick(smoke=(1.0,), quick=(2.0, 4.0, 8.0), full=(1.0, 2.0, 4.0, 8.0))
     return [
         bench.run(
             f"{network} {rule} P={p}",
