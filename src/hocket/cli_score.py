@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     (system,) = systems
     found = system.score()
     if args.json:
-        _refuse(args, "worst", "html", why="beside --json")
+        _refuse(args, "worst", "html", why=" beside --json")
         print(json.dumps(_as_json(found), indent=1))
         return 0
     print(f"{system.name}: {found}")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse(args: argparse.Namespace, *options: str, why: str) -> None:
     for option in options:
         if getattr(args, option):
-            raise ConfigError(f"--{option} cannot take effect {why}")
+            raise ConfigError(f"--{option} cannot take effect{why}")
 
 
 def _how_many(asked: int | None, default: int) -> int:
@@ -88,9 +88,7 @@ def _open(what: Path, args: argparse.Namespace) -> System:
 
 
 def _open_folder(folder: Path, args: argparse.Namespace) -> System:
-    for option, given in (("--ref", args.ref), ("--cer", args.cer)):
-        if given:
-            raise ConfigError(f"{option} cannot take effect: a run has its own reference and units")
+    _refuse(args, "ref", "cer", why=": a run has its own reference and units")
     inner = next((folder / d for d in ("decode", "gmm") if (folder / d).is_dir()), None)
     if inner is None:
         raise ConfigError(
@@ -151,7 +149,7 @@ def _texts(path: Path) -> Texts:
 
 
 def _compare(first: System, second: System, args: argparse.Namespace) -> int:
-    _refuse(args, "worst", "html", why="with two systems: name only one")
+    _refuse(args, "worst", "html", why=" with two systems: name only one")
     if first.refs != second.refs:
         raise SpeechError(
             f"{args.what[0]} and {args.what[1]} were scored against different references "

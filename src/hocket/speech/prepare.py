@@ -14,7 +14,6 @@ Each step is kept while its inputs and options stay as they are (see `steps.py`)
 
 from __future__ import annotations
 
-import collections
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -135,7 +134,8 @@ class Preparation:
         if self.options.arpa:
             check_arpa(Path(self.options.arpa))
         if self.options.lm_text:
-            collections.deque(numbered_lines(Path(self.options.lm_text)), maxlen=0)
+            for _ in numbered_lines(Path(self.options.lm_text)):
+                pass
 
     # ------------------------------------------------------------------ data
 

@@ -208,7 +208,7 @@ def _alone(folder: Path, spoken: set[Path]) -> dict[str, str]:
         if path.suffix.lower() in OTHER_AUDIO:
             found[name] = f"{path.suffix} is not read: convert it to wav or flac (ffmpeg -i)"
         elif path.suffix == ".txt" and path.name != "transcripts.txt":
-            heard = any(bare.with_suffix(s).exists() for s in OTHER_AUDIO)
+            heard = any(path.with_suffix(s).exists() for s in OTHER_AUDIO)
             if not heard and not path.name.endswith(".trans.txt"):
                 found[name] = "a transcript without a recording beside it"
     return found

@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 from scipy.signal import firwin, resample_poly
 
+from hocket.files import atomically
 from hocket.parallel import chunks, default_jobs, ordered_map
 from hocket.progress import progress
 from hocket.speech import audio
@@ -198,9 +199,8 @@ def speak(job: tuple[CorpusOptions, Sequence[Speaker], Path]) -> list[dict[str, 
     synthesiser = espeak.Espeak()
     records = [_speaker(options, speaker, root, synthesiser) for speaker in speakers]
     kept.parent.mkdir(exist_ok=True)
-    unfinished = kept.with_suffix(".partial")
-    unfinished.write_text(json.dumps(records))
-    unfinished.replace(kept)
+    with atomically(kept) as partial_file:
+        partial_file.write_text(json.dumps(records))
     return records
 
 
