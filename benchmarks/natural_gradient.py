@@ -5,7 +5,9 @@
 The network and the data of `throughput.py` (440-5x1024-2000, sigmoid), one thread, ranks 20 and 80,
 update period 4. In one process, contenders take turns of four minibatches (one update of the
 estimate each), in an order shuffled anew for every repeat; ratios are taken within a repeat. Median
-and range over the repeats are printed, by the clock and by processor time.
+and range over the repeats are printed, by the clock and by processor time. The last row is a lower
+bound: plain SGD and the products with the 20 and 80 directions (eqs. 5 and 10 of
+`hocket.optim.natural_gradient`), with no norm, no eigenvalue problem and none of our code.
 
 Goal: at most 1.10 of plain SGD at batch 256 and 512.
 """
@@ -18,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,8 @@ from hocket.optim import NGSGD
 
 LR = 0.01
 TURN = 4  # minibatches: the update period
+RANK_IN, RANK_OUT = 20, 80
+BOUND = "sgd + products"
 WARM_UP = 16  # the first eleven calls update the estimate every time
 
 Seconds = tuple[float, float]  # of a minibatch: by the clock, by processor time
@@ -69,15 +74,41 @@ class Contender:
         return (time.perf_counter() - clock) / steps, (time.process_time() - processor) / steps
 
 
+class ThinProducts:
+    """Nothing but what projecting both sides of all layers, and the updates' J, must multiply."""
+
+    def __init__(self, batch_frames: int) -> None:
+        linear = [m for m in contenders.build_model() if isinstance(m, nn.Linear)]
+        sides = [(m.in_features, RANK_IN) for m in linear]
+        sides += [(m.out_features, RANK_OUT) for m in linear]
+        self._sides = [(torch.randn(batch_frames, d), torch.randn(r, d)) for d, r in sides]
+
+    def take(self, steps: int) -> Seconds:
+        """Multiply for so many minibatches; return the mean time of one."""
+        clock, processor = time.perf_counter(), time.process_time()
+        for _, updates in zip(range(steps), cycle([True] + [False] * (TURN - 1)), strict=False):
+            for x_ND, w_RD in self._sides:
+                h_NR = x_ND @ w_RD.T
+                torch.addmm(x_ND, h_NR, w_RD, alpha=-1)
+                if updates:
+                    h_NR.T @ x_ND
+        return (time.perf_counter() - clock) / steps, (time.process_time() - processor) / steps
+
+
 def compare(batch_frames: int, repeats: int) -> dict[str, list[Seconds]]:
     """Let all take turns."""
-    racing = {name: Contender(make, batch_frames) for name, make in CONTENDERS.items()}
+    racing: dict[str, Contender | ThinProducts] = {
+        name: Contender(make, batch_frames) for name, make in CONTENDERS.items()
+    }
+    racing[BOUND] = ThinProducts(batch_frames)
     times: dict[str, list[Seconds]] = {name: [] for name in racing}
     for repeat in range(repeats):
         order = list(racing)
         random.Random(repeat).shuffle(order)
         for name in order:
             times[name].append(racing[name].take(TURN))
+    pairs = zip(times["sgd"], times[BOUND], strict=True)
+    times[BOUND] = [(a[0] + b[0], a[1] + b[1]) for a, b in pairs]
     return times
 
 
