@@ -313,6 +313,11 @@ def attach(
         "transport = 'torch' cannot take effect in hocket.attach, where the others go on when a "
         "learner is lost; leave it out",
     )
+    require(
+        not (isinstance(optimizer, NGSGD) and optimizer.in_backward),
+        "NGSGD(..., in_backward=True) leaves no gradients that a strategy could work with: use "
+        "in_backward=False under hocket.attach",
+    )
     place, size = _place(rank, world_size)
     rule = UsersOptimizer(
         weight_decay=max(g.get("weight_decay", 0.0) for g in optimizer.param_groups),

@@ -158,6 +158,13 @@ class Turned:
         scale = torch.sqrt(self.before / self.after)
         return torch.where(self.before == 0, torch.ones_like(scale), scale)
 
+    def scale_here(self) -> float:
+        """s as a number, at a tenth of the cost; what is on a device would be waited for."""
+        before, after = float(self.before), float(self.after)
+        if before == 0:
+            return 1.0
+        return math.sqrt(before / after) if after else math.inf
+
 
 def smoothed(d: Floats, rho: float, alpha: float, dim: int) -> tuple[float, Floats]:
     """Return beta and e, eqs. 3 and 4."""
@@ -236,17 +243,26 @@ class OnlineNaturalGradient:
         assert turned.ones_hat is not None
         return turned.x_hat, turned.ones_hat, turned.scale()
 
-    def turn(self, x_ND: torch.Tensor, *, ones: bool = False, unit: float = 1.0) -> Turned:
-        """Apply F to rows as `as_rows` makes them, and remember them for `settle`."""
+    def turn(
+        self,
+        x_ND: torch.Tensor,
+        *,
+        ones: bool = False,
+        unit: float = 1.0,
+        out: torch.Tensor | None = None,
+    ) -> Turned:
+        """Apply F to rows as `as_rows` makes them, and remember them for `settle`.
+
+        `out` is memory for X^.
+        """
         num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
+        flat = x_ND.reshape(-1)
+        before, column = torch.dot(flat, flat), None
         if dim <= 1 or num_rows == 0:  # one direction: nothing to tell apart
-            one = x_ND.new_ones(())
-            return Turned(x_ND, x_ND.new_ones(num_rows) if ones else None, one, one)
+            return Turned(x_ND, x_ND.new_ones(num_rows) if ones else None, before, before)
         fisher = self.state
         if fisher is None:
             fisher = self.state = self._begin(x_ND, ones, unit)
-        flat = x_ND.reshape(-1)
-        before, column = torch.dot(flat, flat), None
         if ones:
             w_RD, w1_R = fisher.w[:, :-1], fisher.w[:, -1]
             h_NR = torch.addmm(w1_R, x_ND, w_RD.T)
@@ -255,7 +271,7 @@ class OnlineNaturalGradient:
         else:
             w_RD = fisher.w
             h_NR = x_ND @ w_RD.T
-        x_hat = torch.addmm(x_ND, h_NR, w_RD, alpha=-1)  # eq. 5
+        x_hat = torch.addmm(x_ND, h_NR, w_RD, alpha=-1, out=out)  # eq. 5
         flat = x_hat.reshape(-1)
         after = torch.dot(flat, flat)
         if column is not None:

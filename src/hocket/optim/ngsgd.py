@@ -38,6 +38,8 @@ from torch import nn
 
 from hocket.errors import ContractError, require
 from hocket.flat import Flat, Layout, Parts
+from hocket.optim import in_backward as early
+from hocket.optim.in_backward import LayerStep
 from hocket.optim.optimizer import Optimizer
 from hocket.optim.preconditioning import (
     Form,
@@ -269,6 +271,9 @@ class NGSGD(torch.optim.Optimizer):
     The loss is a mean over frames. Linear layers are preconditioned from now on: what `backward`
     leaves in their `.grad` is the natural gradient. `remove()` ends that. Parameters of anything
     else take plain SGD; `plain` names them, and so does the log.
+
+    With `in_backward=True` these layers are changed while `backward` runs, and have no `.grad`:
+    less time and memory, for loops that do nothing between `backward` and `step` (`in_backward`).
     """
 
     def __init__(
@@ -287,6 +292,7 @@ class NGSGD(torch.optim.Optimizer):
         max_change: float = 0.75,
         max_change_output: float = 1.5,
         max_change_global: float = 2.0,
+        in_backward: bool = False,
     ) -> None:
         self.rule = NaturalSGD(
             lr=lr,
@@ -311,6 +317,34 @@ class NGSGD(torch.optim.Optimizer):
         self.plain = self.preconditioner.plain if self.preconditioner else [n for n, _ in trained]
         if self.preconditioner is not None:
             log.info("%s", self.preconditioner.note())
+        self._limits = self.rule._limits
+        self._early: list[LayerStep] = []
+        if in_backward:
+            self._step_early(model, [name for name, _ in trained])
+
+    def _step_early(self, model: nn.Module, names: Sequence[str]) -> None:
+        rule = self.rule
+        for key, needed in (("form", "online"), ("momentum", 0.0), ("weight_decay", 0.0)):
+            require(
+                getattr(rule, key) == needed,
+                f"in_backward needs {key} = {needed!r}, not {getattr(rule, key)!r}: anything else "
+                "needs a gradient that is stored",
+            )
+        given = [rule.max_change] * (len(self._layers) - 1) + [rule.max_change_output]
+        limits = early.tightened(given, rule.max_change_global)
+        self._limits = Limits(limits[0], limits[-1], 0.0)
+        modules = [names[layer[0]].rpartition(".")[0] for layer in self._layers]
+        by_name = dict(zip(modules, limits, strict=True))
+        assert self.preconditioner is not None
+        self._early = early.begin(model, self.preconditioner, by_name, self._rate)
+
+    def _rate(self) -> float:
+        return float(self.param_groups[0]["lr"])
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether `backward` makes the steps of the preconditioned layers."""
+        return bool(self._early)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -321,6 +355,8 @@ class NGSGD(torch.optim.Optimizer):
                 loss = closure()
         if self.preconditioner is not None:
             self.preconditioner.settle()
+        for made in self._early:
+            made.done = False
         (group,) = self.param_groups
         params, lr, momentum = group["params"], group["lr"], group["momentum"]
         used = [i for i, p in enumerate(params) if p.grad is not None]
@@ -329,7 +365,7 @@ class NGSGD(torch.optim.Optimizer):
         changes = [self._change(params[i], lr, momentum) for i in used]
         rate = 1 - momentum if momentum else lr
         chosen = [params[i] for i in used]
-        if not limited_step_(chosen, changes, layers, self.rule._limits, rate) and momentum:
+        if not limited_step_(chosen, changes, layers, self._limits, rate) and momentum:
             for change in changes:
                 change.zero_()
         return loss
@@ -369,4 +405,4 @@ class NGSGD(torch.optim.Optimizer):
         """Let the model's layers compute plain gradients again."""
         if self.preconditioner is not None:
             self.preconditioner.remove()
-            self.preconditioner = None
+            self.preconditioner, self._early = None, []

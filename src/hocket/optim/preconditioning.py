@@ -17,7 +17,7 @@ one row's loss, as in Kaldi. Otherwise its absolute floor would act on well-trai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -59,11 +59,35 @@ class NaturalGradientOptions:
         return OnlineNaturalGradient(rank, self.update_period, self.num_samples_history, self.alpha)
 
 
+class Scratch:
+    """Memory in which all layers of a model lay their X^ and Y^, one layer after the other.
+
+    Both are needed until their product only; the next layer finds the memory in the caches.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+
+    def like(self, x: torch.Tensor, side: str) -> torch.Tensor | None:
+        """Return memory for a matrix like x; None on a device, whose allocator does the same."""
+        if x.device.type != "cpu":
+            return None
+        held = self._held.get(side)
+        if held is None or held.dtype != x.dtype or held.numel() < x.numel():
+            held = self._held[side] = x.new_empty(x.numel())
+        return held[: x.numel()].view(x.shape)
+
+
 class Layer:
     """Both sides of one linear layer."""
 
-    def __init__(self, linear: nn.Linear, options: NaturalGradientOptions) -> None:
+    take: Callable[[Turned, Turned], None] | None = None  # in place of handing out a gradient
+
+    def __init__(
+        self, linear: nn.Linear, options: NaturalGradientOptions, scratch: Scratch
+    ) -> None:
         self.options = options
+        self._scratch = scratch
         self.has_bias = linear.bias is not None
         self.inputs = options.side(options.rank_in, linear.in_features)
         self.outputs = options.side(options.rank_out, linear.out_features)
@@ -71,16 +95,20 @@ class Layer:
     @torch.no_grad()
     def gradient(
         self, x: torch.Tensor, y: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the natural gradient of weight and bias, eqs. 1 and 2."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the natural gradient of weight and bias, eqs. 1 and 2, unless it is taken."""
         x_ND, y_NO = as_rows(x), as_rows(y)
         if self.options.form == "online":
-            inputs = self.inputs.turn(x_ND, ones=self.has_bias)
-            outputs = self.outputs.turn(y_NO, unit=float(len(y_NO)))
+            room = self._scratch
+            inputs = self.inputs.turn(x_ND, ones=self.has_bias, out=room.like(x_ND, "in"))
+            outputs = self.outputs.turn(y_NO, unit=float(len(y_NO)), out=room.like(y_NO, "out"))
         else:
             inputs = _simply(x_ND, self.options.alpha, ones=self.has_bias)
             outputs = _simply(y_NO, self.options.alpha)
-        return _product(inputs, outputs)
+        if self.take is None:
+            return product(inputs, outputs)
+        self.take(inputs, outputs)
+        return None, None
 
 
 def _simply(x_ND: torch.Tensor, alpha: float, *, ones: bool = False) -> Turned:
@@ -92,14 +120,14 @@ def _simply(x_ND: torch.Tensor, alpha: float, *, ones: bool = False) -> Turned:
     return Turned(x_hat, None, before, after)
 
 
-def _product(inputs: Turned, outputs: Turned) -> tuple[torch.Tensor, torch.Tensor | None]:
+def product(inputs: Turned, outputs: Turned) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Eqs. 1 and 2. On the CPU the scalar rides along with the product and costs nothing."""
     x_hat, y_hat = inputs.x_hat, outputs.x_hat
     if x_hat.is_cuda:  # a Python number would have to wait for the device
         y_hat = y_hat * (inputs.scale() * outputs.scale())
         bias = None if inputs.ones_hat is None else y_hat.T @ inputs.ones_hat
         return y_hat.T @ x_hat, bias
-    scale = float(inputs.scale()) * float(outputs.scale())
+    scale = inputs.scale_here() * outputs.scale_here()
     nothing = x_hat.new_empty(())
     weight = torch.addmm(nothing, y_hat.T, x_hat, beta=0, alpha=scale)
     if inputs.ones_hat is None:
@@ -149,12 +177,13 @@ class Preconditioner:
     def __init__(self, model: nn.Module, options: NaturalGradientOptions) -> None:
         self._model = model
         self.layers: dict[str, Layer] = {}
+        scratch = Scratch()
         for name, linear in _linear_layers(model):
             require(
                 not isinstance(linear, TappedLinear),
                 f"layer {name!r} has a natural-gradient preconditioner already: remove() it first",
             )
-            self.layers[name] = Layer(linear, options)
+            self.layers[name] = Layer(linear, options, scratch)
             linear.__class__ = TappedLinear
             assert isinstance(linear, TappedLinear)
             linear.tap = self.layers[name]
