@@ -136,7 +136,7 @@ def test_a_layer_used_twice_is_refused() -> None:
     layer = nn.Linear(6, 6)
     model = nn.Sequential(layer, nn.Sigmoid(), layer)
     NGSGD(model, lr=0.1, in_backward=True)
-    with pytest.raises((ContractError, RuntimeError), match=r"twice|modified by an inplace"):
+    with pytest.raises(ContractError, match="uses the layer twice"):
         model(torch.randn(8, 6)).square().mean().backward()
 
 

@@ -49,8 +49,8 @@ class LayerStep:
         self._rate = rate
         self.done = False
 
-    def __call__(self, inputs: Turned, outputs: Turned) -> None:
-        """Change weight and bias."""
+    def begin(self) -> None:
+        """Notice whoever comes by twice: the weight is not any more what its output was made of."""
         if self.done:
             raise ContractError(
                 f"in_backward: layer {self._name!r} came by twice before step(). Either backward() "
@@ -58,6 +58,9 @@ class LayerStep:
                 "added up: use NGSGD(..., in_backward=False)"
             )
         self.done = True
+
+    def __call__(self, inputs: Turned, outputs: Turned) -> None:
+        """Change weight and bias."""
         weight, rate = self._linear.weight, self._rate()
         bound = rate * math.sqrt(float(inputs.before) * float(outputs.before))  # eq. 2
         step = -rate * inputs.scale_here() * outputs.scale_here()

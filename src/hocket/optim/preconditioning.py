@@ -17,9 +17,9 @@ one row's loss, as in Kaldi. Otherwise its absolute floor would act on well-trai
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -78,10 +78,23 @@ class Scratch:
         return held[: x.numel()].view(x.shape)
 
 
+class Taker(Protocol):
+    """Takes both sides of a layer in the backward pass, in place of a gradient that is handed out.
+
+    `hocket.optim.in_backward` has one.
+    """
+
+    def begin(self) -> None:
+        """The layer's turn has come."""
+
+    def __call__(self, inputs: Turned, outputs: Turned) -> None:
+        """Do what is to be done; the sides last until this returns."""
+
+
 class Layer:
     """Both sides of one linear layer."""
 
-    take: Callable[[Turned, Turned], None] | None = None  # in place of handing out a gradient
+    take: Taker | None = None
 
     def __init__(
         self, linear: nn.Linear, options: NaturalGradientOptions, scratch: Scratch
@@ -150,6 +163,8 @@ class _NaturalLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = grads
+        if ctx.layer.take is not None and ctx.needs_input_grad[1]:
+            ctx.layer.take.begin()
         x, weight = ctx.saved_tensors
         grad_x = (y @ weight.to(y.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:  # frozen since: nothing to learn from
