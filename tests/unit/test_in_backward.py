@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import hocket
 from hocket.errors import ConfigError, ContractError
 from hocket.optim import NGSGD
 from hocket.optim.in_backward import tightened
-from hocket.optim.preconditioning import NaturalGradientOptions, Preconditioner
+from hocket.optim.preconditioning import NaturalGradientOptions, Preconditioner, Scratch
 
 FREE: dict[str, Any] = {"max_change": 0.0, "max_change_output": 0.0, "max_change_global": 0.0}
 
@@ -40,6 +42,11 @@ def train(model: nn.Module, optimizer: NGSGD, steps: range) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+
+def loss_of(model: nn.Module, step: int = 0) -> torch.Tensor:
+    x, labels = batch(step, next(model.parameters()).dtype)
+    return nn.functional.cross_entropy(model(x), labels)
 
 
 def values(model: nn.Module) -> list[torch.Tensor]:
@@ -109,6 +116,24 @@ def test_no_change_is_longer_than_its_bound(rows: int, seed: int, size: float) -
             whole = torch.cat([x, torch.ones(rows, 1, dtype=x.dtype)], 1)
             bound = float(whole.norm() * y.norm())
             assert math.hypot(float(weight.norm()), float(bias.norm())) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_the_bound_is_sharp_for_one_row(share: float) -> None:
+    """|y x'| = |y| |x|: a limit just below acts, one just above does not."""
+    linear = nn.Linear(5, 3).double()
+    x, target = torch.randn(1, 5).double(), torch.tensor([1])
+    scores = linear(x)
+    (y,) = torch.autograd.grad(nn.functional.cross_entropy(scores, target), scores)
+    length = 0.5 * float(y.norm()) * math.hypot(float(x.norm()), 1.0)
+    before = values(linear)
+    limit = share * length
+    optimizer = NGSGD(
+        linear, lr=0.5, in_backward=True, max_change_output=limit, max_change_global=0
+    )
+    nn.functional.cross_entropy(linear(x), target).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert moved(before, values(linear)) == pytest.approx(min(limit, length))
 
 
 def test_no_gradient_is_kept_but_for_what_takes_plain_sgd() -> None:
@@ -215,9 +240,18 @@ def test_rates_may_be_scheduled_and_a_saved_state_goes_on_to_the_bit() -> None:
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.4 / 16
     assert all(map(torch.equal, values(model), values(again)))
-    constant = network()
-    train(constant, NGSGD(constant, lr=0.4, in_backward=True), range(4))
-    assert moved(values(constant), values(model)) > 1e-3, "the schedule took effect"
+
+
+def test_a_rate_that_changes_takes_effect_at_the_next_backward() -> None:
+    trained = []
+    for in_backward in (True, False):
+        model = network()
+        optimizer = NGSGD(model, lr=9.0, in_backward=in_backward, **FREE)
+        for step, lr in enumerate((0.4, 0.01, 0.1)):
+            optimizer.param_groups[0]["lr"] = lr
+            train(model, optimizer, range(step, step + 1))
+        trained.append(values(model))
+    torch.testing.assert_close(*trained, rtol=1e-9, atol=1e-11)
 
 
 def test_weights_of_less_precision() -> None:
@@ -236,3 +270,142 @@ def test_remove_gives_gradients_back() -> None:
     x, labels = batch(0)
     nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None for p in model.parameters())
+
+
+# ------------------------------------------------------------------ what must not make a step
+
+
+def test_gradients_of_the_inputs_change_nothing() -> None:
+    model = network()
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    before = values(model)
+    x, labels = batch(0)
+    x.requires_grad_()
+    (grad,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), labels), x)
+    assert float(grad.norm()) > 0
+    nn.functional.cross_entropy(model(x), labels).backward(inputs=[x])  # type: ignore[no-untyped-call]
+    assert moved(before, values(model)) == 0
+    train(model, optimizer, range(1))
+    assert moved(before, values(model)) > 0
+
+
+def test_gradients_of_the_weights_by_hand_are_refused() -> None:
+    model = network()
+    NGSGD(model, lr=0.1, in_backward=True)
+    before = values(model)
+    with pytest.raises(ContractError, match=r"torch\.autograd\.grad asks"):
+        torch.autograd.grad(loss_of(model), list(model.parameters()))
+    assert moved(before, values(model)) == 0
+
+
+def test_a_refusal_leaves_the_model_as_it_was() -> None:
+    model = network()
+    with pytest.raises(ConfigError, match="momentum"):
+        NGSGD(model, in_backward=True, momentum=0.5)
+    train(model, NGSGD(model), range(1))
+
+
+def test_shared_parameters_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
+    first, last = model
+    assert isinstance(first, nn.Linear)
+    last.bias = first.bias
+    with pytest.raises(ConfigError, match="shares a parameter"):
+        NGSGD(model, in_backward=True)
+    assert type(first) is nn.Linear
+
+
+def test_a_gradient_beside_the_step_is_refused() -> None:
+    model = network()
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    loss = loss_of(model)
+    (loss + sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(ContractError, match="penalty in the loss"):
+        optimizer.step()
+
+
+def test_another_weight_than_its_own_is_refused() -> None:
+    model = network()
+    NGSGD(model, lr=0.1, in_backward=True)
+    others = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    scores = torch.func.functional_call(model, others, (batch(0)[0],))
+    with pytest.raises(ContractError, match="another weight"):
+        scores.sum().backward()
+
+
+def test_a_layer_frozen_after_the_forward_pass_stays() -> None:
+    model = network()
+    NGSGD(model, lr=0.1, in_backward=True)
+    loss, before = loss_of(model), values(model)
+    for p in model.parameters():
+        p.requires_grad_(False)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert moved(before, values(model)) == 0
+
+
+def test_momentum_by_a_scheduler_and_scaled_losses_are_refused() -> None:
+    model = network()
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    with pytest.raises(ConfigError, match="momentum"):
+        train(model, optimizer, range(1))
+    model = network(dtype=torch.float32)
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model)).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match="GradScaler"):
+        scaler.step(optimizer)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="DistributedDataParallel"):
+        NGSGD(network(), in_backward=True)
+
+
+# ------------------------------------------------------------------ copies, and beginning anew
+
+
+def test_a_copy_of_the_model_hands_out_gradients() -> None:
+    model = network()
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    train(model, optimizer, range(2))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        before = values(twin)
+        loss_of(twin).backward()  # type: ignore[no-untyped-call]
+        assert moved(before, values(twin)) == 0
+        assert all(p.grad is not None for p in twin.parameters())
+
+
+def test_what_was_loaded_may_be_trained_at_once() -> None:
+    model = network()
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    loss_of(model).backward()  # type: ignore[no-untyped-call]
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(model, optimizer, range(1))
+
+
+def test_what_was_built_before_remove_steps_no_more() -> None:
+    model = network()
+    optimizer = NGSGD(model, lr=0.1, in_backward=True)
+    loss, before = loss_of(model), values(model)
+    optimizer.remove()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert moved(before, values(model)) == 0
+
+
+def test_memory_is_a_threads_own_and_is_not_saved() -> None:
+    scratch, x = Scratch(), torch.zeros(1000, 100)
+    mine = scratch.like(x, "in")
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(scratch.like, x, "in").result()
+    assert mine is not None
+    assert theirs is not None
+    assert mine.data_ptr() != theirs.data_ptr()
+    assert len(pickle.dumps(scratch)) < 1000
+    doubles = scratch.like(x.double(), "in")
+    assert doubles is not None
+    assert doubles.dtype == torch.float64

@@ -17,8 +17,8 @@ from hocket.errors import ConfigError, ContractError
 from hocket.experiment import Experiment
 from hocket.flat import Layout
 from hocket.optim import NGSGD, NaturalSGD
+from hocket.optim.limits import Limits, layers_of
 from hocket.optim.natural_gradient import OnlineNaturalGradient
-from hocket.optim.ngsgd import Limits, layers_of
 from hocket.optim.preconditioning import NaturalGradientOptions, Preconditioner, TappedLinear
 from hocket.optim.simple_natural_gradient import simple_natural_gradient
 

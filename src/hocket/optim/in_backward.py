@@ -22,15 +22,20 @@ kept by tightening each layer's, so that all of them together cannot exceed it:
 Differences from stepping afterwards: (3) in place of the common factor, so steps near the limits
 are shorter. A layer whose change is not finite keeps its weight; the others do not wait for that.
 Limits: whatever needs gradients before a step (clipping, accumulation, loss scaling, averaging over
-learners, momentum, weight decay) needs them stored; a layer may be used once in a forward pass.
+learners, momentum, weight decay) needs them stored; a layer may be used once in a forward pass. On
+a GPU every layer waits for its norms.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from hocket.errors import ContractError, require
 from hocket.optim.natural_gradient import Turned
@@ -49,15 +54,39 @@ class LayerStep:
         self._rate = rate
         self.done = False
 
-    def begin(self) -> None:
-        """Notice whoever comes by twice: the weight is not any more what its output was made of."""
+    def wants(self, weight: torch.Tensor) -> bool:
+        """Say whether the pass asks for this gradient at all; refuse what a step would spoil."""
+        own = self._linear.weight
+        if weight is not own:
+            raise ContractError(
+                f"in_backward: layer {self._name!r} was used with another weight than its own, as "
+                "by torch.func.functional_call; that needs NGSGD(..., in_backward=False)"
+            )
+        if not (own.requires_grad and self._is_asked_for(own)):
+            return False
         if self.done:
             raise ContractError(
-                f"in_backward: layer {self._name!r} came by twice before step(). Either backward() "
-                "was called twice, or the model uses the layer twice; both need gradients that are "
-                "added up: use NGSGD(..., in_backward=False)"
+                f"in_backward: layer {self._name!r} came by twice before step(), and the first "
+                "pass has changed it already. Either backward() was called twice, perhaps of "
+                "another model's loss, or the model uses the layer twice. Added-up gradients need "
+                "NGSGD(..., in_backward=False); a model that is only passed through must be frozen "
+                "meanwhile (requires_grad_(False))"
             )
         self.done = True
+        return True
+
+    def _is_asked_for(self, weight: torch.Tensor) -> bool:
+        """Tell `loss.backward()` from gradients of something else, such as the inputs."""
+        will_run = getattr(torch._C, "_will_engine_execute_node", None)
+        if will_run is None:
+            return True
+        try:
+            return bool(will_run(get_gradient_edge(weight).node))
+        except RuntimeError as error:
+            raise ContractError(
+                f"in_backward: torch.autograd.grad asks for a gradient of layer {self._name!r}, "
+                "but none is kept: use loss.backward(), or NGSGD(..., in_backward=False)"
+            ) from error
 
     def __call__(self, inputs: Turned, outputs: Turned) -> None:
         """Change weight and bias."""
@@ -73,6 +102,17 @@ class LayerStep:
         if inputs.ones_hat is not None and self._linear.bias.requires_grad:
             self._linear.bias.addmv_(outputs.x_hat.T, inputs.ones_hat, alpha=step)
 
+    def end(self) -> None:
+        """The model's step is made; a gradient that another use left would be a second one."""
+        left = [p for p in self._linear.parameters() if p.grad is not None]
+        if left:
+            raise ContractError(
+                f"in_backward: layer {self._name!r} has a .grad at step(), from before or from a "
+                "use of its parameters outside the layer (a penalty in the loss?), but backward() "
+                "has changed it already: clear it, or use NGSGD(..., in_backward=False)"
+            )
+        self.done = False
+
     def _step_apart(self, inputs: Turned, outputs: Turned, rate: float) -> None:
         """Eq. 1 with the change at hand: only so can its length be told, or it be rounded."""
         params = [self._linear.weight, self._linear.bias]
@@ -84,6 +124,35 @@ class LayerStep:
         factor = self._limit / length if self._limit and length > self._limit else 1.0
         for p, piece in changes:
             p.add_(piece, alpha=-rate * factor)
+
+
+def refuse(rule: Mapping[str, Any]) -> None:
+    """Refuse options that need a gradient that is stored."""
+    for key, needed in (("form", "online"), ("momentum", 0.0), ("weight_decay", 0.0)):
+        require(
+            rule[key] == needed,
+            f"in_backward needs {key} = {needed!r}, not {rule[key]!r}: anything else needs a "
+            "gradient that is stored",
+        )
+    require(
+        not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        or torch.distributed.get_world_size() == 1,
+        "in_backward leaves no gradients to average over the processes of torch.distributed: use "
+        "in_backward=False with DistributedDataParallel and its like",
+    )
+
+
+def refuse_shared(model: nn.Module, preconditioner: Preconditioner) -> None:
+    """Refuse layers that are changed by more than their own pass: their limits could not hold."""
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    for name in preconditioner.layers:
+        own = model.get_submodule(name)._parameters
+        require(
+            set(own) <= {"weight", "bias"}
+            and all(p is None or uses[id(p)] == 1 for p in own.values()),
+            f"in_backward: layer {name!r} shares a parameter with another module or has more than "
+            "weight and bias: use in_backward=False",
+        )
 
 
 def tightened(limits: Sequence[float], whole: float) -> list[float]:
@@ -106,6 +175,7 @@ def begin(
     rate: Callable[[], float],
 ) -> list[LayerStep]:
     """Let all preconditioned layers be changed as soon as their change is known."""
+    refuse_shared(model, preconditioner)
     steps = []
     for name, layer in preconditioner.layers.items():
         linear = model.get_submodule(name)

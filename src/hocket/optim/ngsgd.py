@@ -28,7 +28,6 @@ Two forms of the same rule: `NGSGD`, a torch optimizer for a loop of one's own, 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
@@ -36,10 +35,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hocket.errors import ContractError, require
+from hocket.errors import ConfigError, ContractError, require
 from hocket.flat import Flat, Layout, Parts
 from hocket.optim import in_backward as early
 from hocket.optim.in_backward import LayerStep
+from hocket.optim.limits import Limits, layers_of, limited_step_
 from hocket.optim.optimizer import Optimizer
 from hocket.optim.preconditioning import (
     Form,
@@ -51,77 +51,6 @@ from hocket.optim.preconditioning import (
 
 log = logging.getLogger("hocket")
 _ONLINE = ("rank_in", "rank_out", "update_period", "num_samples_history")  # of that form only
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Eqs. 3 and 4."""
-
-    max_change: float = 0.75
-    max_change_output: float = 1.5
-    max_change_global: float = 2.0
-
-    def __post_init__(self) -> None:
-        for key, value in asdict(self).items():
-            require(value >= 0, f"optimizer.{key} must be at least 0 (0: no limit), not {value}")
-
-    @property
-    def any(self) -> bool:
-        """True if anything is limited."""
-        return any(asdict(self).values())
-
-    def factors(self, norms: Sequence[float]) -> list[float] | None:
-        """Return c c_l for every layer, given |delta_l|; None if the change is not finite."""
-        if not all(map(math.isfinite, norms)):
-            return None
-        last = len(norms) - 1
-        factors = [
-            _within(norm, self.max_change_output if i == last else self.max_change)
-            for i, norm in enumerate(norms)
-        ]
-        whole = math.hypot(*(f * norm for f, norm in zip(factors, norms, strict=True)))
-        common = _within(whole, self.max_change_global)
-        return [f * common for f in factors]
-
-
-def _within(norm: float, limit: float) -> float:
-    return limit / norm if limit and norm > limit else 1.0
-
-
-def layers_of(shapes: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """Group parameters by module, the output layer (the last with a matrix) at the end."""
-    groups: dict[str, list[int]] = {}
-    output = ""
-    for index, (name, shape) in enumerate(shapes.items()):
-        module = name.rpartition(".")[0]
-        groups.setdefault(module, []).append(index)
-        output = module if len(shape) > 1 or not index else output
-    last = groups.pop(output)
-    return [*groups.values(), last]
-
-
-def _norm(tensors: Sequence[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(torch.dot(t.reshape(-1), t.reshape(-1))) for t in tensors))
-
-
-@torch.no_grad()
-def limited_step_(
-    params: Sequence[torch.Tensor],
-    changes: Sequence[torch.Tensor],
-    layers: Sequence[Sequence[int]],
-    limits: Limits,
-    rate: float,
-) -> bool:
-    """w_l -= c c_l rate change_l (eqs. 3 to 5); False if the change was not finite."""
-    factors: list[float] | None = [1.0] * len(layers)
-    if limits.any:
-        factors = limits.factors([rate * _norm([changes[i] for i in layer]) for layer in layers])
-    if factors is None:
-        return False
-    for layer, factor in zip(layers, factors, strict=True):
-        for i in layer:
-            params[i].add_(changes[i], alpha=-rate * factor)
-    return True
 
 
 # ---------------------------------------------------------------------------- for Hocket's learners
@@ -311,6 +240,7 @@ class NGSGD(torch.optim.Optimizer):
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         require(bool(trained), "NGSGD: the model has no parameters that are trained")
         self._layers = layers_of({name: p.shape for name, p in trained})
+        layer_limits = self._limits_in_backward() if in_backward else []
         super().__init__([p for _, p in trained], {"lr": lr, "momentum": momentum})
         options = self.rule.natural_gradient
         self.preconditioner = None if options is None else Preconditioner(model, options)
@@ -320,23 +250,24 @@ class NGSGD(torch.optim.Optimizer):
         self._limits = self.rule._limits
         self._early: list[LayerStep] = []
         if in_backward:
-            self._step_early(model, [name for name, _ in trained])
+            names = [trained[layer[0]][0].rpartition(".")[0] for layer in self._layers]
+            self._step_early(model, dict(zip(names, layer_limits, strict=True)))
 
-    def _step_early(self, model: nn.Module, names: Sequence[str]) -> None:
-        rule = self.rule
-        for key, needed in (("form", "online"), ("momentum", 0.0), ("weight_decay", 0.0)):
-            require(
-                getattr(rule, key) == needed,
-                f"in_backward needs {key} = {needed!r}, not {getattr(rule, key)!r}: anything else "
-                "needs a gradient that is stored",
-            )
-        given = [rule.max_change] * (len(self._layers) - 1) + [rule.max_change_output]
-        limits = early.tightened(given, rule.max_change_global)
-        self._limits = Limits(limits[0], limits[-1], 0.0)
-        modules = [names[layer[0]].rpartition(".")[0] for layer in self._layers]
-        by_name = dict(zip(modules, limits, strict=True))
+    def _limits_in_backward(self) -> list[float]:
+        early.refuse(asdict(self.rule))
+        given = [self.rule.max_change] * (len(self._layers) - 1) + [self.rule.max_change_output]
+        return early.tightened(given, self.rule.max_change_global)
+
+    def _step_early(self, model: nn.Module, limits: Mapping[str, float]) -> None:
         assert self.preconditioner is not None
-        self._early = early.begin(model, self.preconditioner, by_name, self._rate)
+        try:
+            self._early = early.begin(model, self.preconditioner, limits, self._rate)
+        except ConfigError:
+            self.remove()
+            raise
+        each = list(limits.values())
+        self._limits = Limits(each[0], each[-1], 0.0)
+        self._step_supports_amp_scaling = True  # so that a GradScaler shows itself in step()
 
     def _rate(self) -> float:
         return float(self.param_groups[0]["lr"])
@@ -355,9 +286,8 @@ class NGSGD(torch.optim.Optimizer):
                 loss = closure()
         if self.preconditioner is not None:
             self.preconditioner.settle()
-        for made in self._early:
-            made.done = False
         (group,) = self.param_groups
+        self._end_early_steps(group)
         params, lr, momentum = group["params"], group["lr"], group["momentum"]
         used = [i for i, p in enumerate(params) if p.grad is not None]
         place = {index: at for at, index in enumerate(used)}
@@ -369,6 +299,19 @@ class NGSGD(torch.optim.Optimizer):
             for change in changes:
                 change.zero_()
         return loss
+
+    def _end_early_steps(self, group: Mapping[str, Any]) -> None:
+        """Refuse what came between backward() and step(); then all layers may come by again."""
+        if not self._early:
+            return
+        early.refuse(asdict(self.rule) | {"momentum": group["momentum"]})
+        require(
+            getattr(self, "grad_scale", None) is None,
+            "in_backward: a GradScaler's factor is in the steps that backward() has made already: "
+            "train without it, or with in_backward=False",
+        )
+        for made in self._early:
+            made.end()
 
     def _change(self, p: torch.Tensor, lr: float, momentum: float) -> torch.Tensor:
         """Return the gradient, or the velocity of eq. 1."""
@@ -400,9 +343,11 @@ class NGSGD(torch.optim.Optimizer):
         super().load_state_dict(rest)
         if self.preconditioner is not None:
             self.preconditioner.state = restored_sides(state_dict["natural_gradient"])
+        for made in self._early:
+            made.done = False
 
     def remove(self) -> None:
         """Let the model's layers compute plain gradients again."""
         if self.preconditioner is not None:
             self.preconditioner.remove()
-            self.preconditioner, self._early = None, []
+            self.preconditioner, self._early, self._limits = None, [], self.rule._limits

@@ -16,6 +16,7 @@ one row's loss, as in Kaldi. Otherwise its absolute floor would act on well-trai
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,14 +60,19 @@ class NaturalGradientOptions:
         return OnlineNaturalGradient(rank, self.update_period, self.num_samples_history, self.alpha)
 
 
-class Scratch:
+class Scratch(threading.local):
     """Memory in which all layers of a model lay their X^ and Y^, one layer after the other.
 
-    Both are needed until their product only; the next layer finds the memory in the caches.
+    Both are needed until their product only; the next layer finds the memory in the caches. A
+    thread has its own, and a copy of a model begins without any.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
+
+    def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
+        """Copy and save nothing of it."""
+        return Scratch, ()
 
     def like(self, x: torch.Tensor, side: str) -> torch.Tensor | None:
         """Return memory for a matrix like x; None on a device, whose allocator does the same."""
@@ -84,8 +90,8 @@ class Taker(Protocol):
     `hocket.optim.in_backward` has one.
     """
 
-    def begin(self) -> None:
-        """The layer's turn has come."""
+    def wants(self, weight: torch.Tensor) -> bool:
+        """Say whether this backward pass, of a layer with this weight, is one to take."""
 
     def __call__(self, inputs: Turned, outputs: Turned) -> None:
         """Do what is to be done; the sides last until this returns."""
@@ -105,6 +111,10 @@ class Layer:
         self.inputs = options.side(options.rank_in, linear.in_features)
         self.outputs = options.side(options.rank_out, linear.out_features)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies of a model hand out gradients: whoever takes them knows this one only."""
+        return {key: value for key, value in vars(self).items() if key != "take"}
+
     @torch.no_grad()
     def gradient(
         self, x: torch.Tensor, y: torch.Tensor
@@ -121,7 +131,7 @@ class Layer:
         if self.take is None:
             return product(inputs, outputs)
         self.take(inputs, outputs)
-        return None, None
+        return None, None  # X^ and Y^ are given up: the next layer uses their memory
 
 
 def _simply(x_ND: torch.Tensor, alpha: float, *, ones: bool = False) -> Turned:
@@ -156,18 +166,19 @@ class _NaturalLinear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: Layer
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.layer = layer
+        ctx.layer, ctx.own = layer, weight
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = grads
-        if ctx.layer.take is not None and ctx.needs_input_grad[1]:
-            ctx.layer.take.begin()
+        wanted, take = ctx.needs_input_grad[1], ctx.layer.take
+        if take is not None and wanted:
+            wanted = take.wants(ctx.own)
         x, weight = ctx.saved_tensors
         grad_x = (y @ weight.to(y.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[1]:  # frozen since: nothing to learn from
+        if not wanted:  # frozen since: nothing to learn from
             return grad_x, None, None, None
         grad_weight, grad_bias = ctx.layer.gradient(x, y)
         return grad_x, grad_weight, grad_bias, None
@@ -257,6 +268,7 @@ class Preconditioner:
             linear = self._model.get_submodule(name)
             linear.__class__ = nn.Linear
             del linear.tap
+            self.layers[name].take = None  # graphs made before are still alive
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
