@@ -39,16 +39,22 @@ from torch.autograd.graph import get_gradient_edge
 
 from hocket.errors import ContractError, require
 from hocket.optim.natural_gradient import Turned
-from hocket.optim.preconditioning import Preconditioner, product
+from hocket.optim.preconditioning import Preconditioner, Scratch, product
 
 
 class LayerStep:
     """Eq. 1 for one layer, once for every step of the model."""
 
     def __init__(
-        self, name: str, linear: nn.Linear, limit: float, rate: Callable[[], float]
+        self,
+        name: str,
+        linear: nn.Linear,
+        limit: float,
+        rate: Callable[[], float],
+        room: Scratch,
     ) -> None:
         self._name = name
+        self._room = room
         self._linear = linear
         self._limit = limit
         self._rate = rate
@@ -116,7 +122,9 @@ class LayerStep:
     def _step_apart(self, inputs: Turned, outputs: Turned, rate: float) -> None:
         """Eq. 1 with the change at hand: only so can its length be told, or it be rounded."""
         params = [self._linear.weight, self._linear.bias]
-        pairs = zip(params, product(inputs, outputs), strict=True)
+        same = params[0].dtype == inputs.x_hat.dtype
+        room = self._room.like(params[0], "change") if same else None
+        pairs = zip(params, product(inputs, outputs, out=room), strict=True)
         changes = [(p, piece) for p, piece in pairs if piece is not None and p.requires_grad]
         length = rate * math.hypot(*(float(piece.norm()) for _, piece in changes))
         if not math.isfinite(length):
@@ -176,10 +184,10 @@ def begin(
 ) -> list[LayerStep]:
     """Let all preconditioned layers be changed as soon as their change is known."""
     refuse_shared(model, preconditioner)
-    steps = []
+    steps, room = [], Scratch()
     for name, layer in preconditioner.layers.items():
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
-        layer.take = LayerStep(name, linear, limits[name], rate)
+        layer.take = LayerStep(name, linear, limits[name], rate, room)
         steps.append(layer.take)
     return steps

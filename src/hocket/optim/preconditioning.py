@@ -80,7 +80,7 @@ class Scratch(threading.local):
             return None
         held = self._held.get(side)
         if held is None or held.dtype != x.dtype or held.numel() < x.numel():
-            held = self._held[side] = x.new_empty(x.numel())
+            held = self._held[side] = torch.empty(x.numel(), dtype=x.dtype)
         return held[: x.numel()].view(x.shape)
 
 
@@ -143,8 +143,13 @@ def _simply(x_ND: torch.Tensor, alpha: float, *, ones: bool = False) -> Turned:
     return Turned(x_hat, None, before, after)
 
 
-def product(inputs: Turned, outputs: Turned) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Eqs. 1 and 2. On the CPU the scalar rides along with the product and costs nothing."""
+def product(
+    inputs: Turned, outputs: Turned, *, out: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Eqs. 1 and 2. On the CPU the scalar rides along with the product and costs nothing.
+
+    `out` is memory for (1) there.
+    """
     x_hat, y_hat = inputs.x_hat, outputs.x_hat
     if x_hat.is_cuda:  # a Python number would have to wait for the device
         y_hat = y_hat * (inputs.scale() * outputs.scale())
@@ -152,7 +157,7 @@ def product(inputs: Turned, outputs: Turned) -> tuple[torch.Tensor, torch.Tensor
         return y_hat.T @ x_hat, bias
     scale = inputs.scale_here() * outputs.scale_here()
     nothing = x_hat.new_empty(())
-    weight = torch.addmm(nothing, y_hat.T, x_hat, beta=0, alpha=scale)
+    weight = torch.addmm(nothing, y_hat.T, x_hat, beta=0, alpha=scale, out=out)
     if inputs.ones_hat is None:
         return weight, None
     return weight, torch.addmv(nothing, y_hat.T, inputs.ones_hat, beta=0, alpha=scale)
