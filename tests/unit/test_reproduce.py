@@ -221,6 +221,7 @@ def test_only_the_best_of_a_grid_is_decoded(
     assert decoded == [best + "0", best + "0", best + "1"]
     found = execute.collect(execute.planned(runs, tmp_path), tmp_path)
     assert [o.wer for o in found["a"].outcomes] == [0.25, 0.25]
+    assert found.has_wer, "though the other rates were not decoded"
     assert not list(tmp_path.glob("*/run")), "nothing but outcomes is kept"
 
 

@@ -168,8 +168,8 @@ class Found:
 
     @property
     def has_wer(self) -> bool:
-        """True if every run that came to its end was decoded."""
-        ended = [o for arm in self.arms for o in arm.outcomes if o.diverged is None]
+        """True if every run that is shown was decoded; settings that were only tried are not."""
+        ended = [o for arm in self.best for o in arm.outcomes if o.diverged is None]
         return bool(ended) and not any(math.isnan(o.wer) for o in ended)
 
     @property
