@@ -29,7 +29,6 @@ a GPU every layer waits for its norms.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,8 +37,9 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from hocket.errors import ContractError, require
+from hocket.optim.limits import length_of, within
 from hocket.optim.natural_gradient import Turned
-from hocket.optim.preconditioning import Preconditioner, Scratch, product
+from hocket.optim.preconditioning import Preconditioner, Scratch, product, uses_of
 
 
 class LayerStep:
@@ -126,12 +126,12 @@ class LayerStep:
         room = self._room.like(params[0], "change") if same else None
         pairs = zip(params, product(inputs, outputs, out=room), strict=True)
         changes = [(p, piece) for p, piece in pairs if piece is not None and p.requires_grad]
-        length = rate * math.hypot(*(float(piece.norm()) for _, piece in changes))
+        length = rate * length_of([piece for _, piece in changes])
         if not math.isfinite(length):
             return
-        factor = self._limit / length if self._limit and length > self._limit else 1.0
+        step = -rate * within(length, self._limit)
         for p, piece in changes:
-            p.add_(piece, alpha=-rate * factor)
+            p.add_(piece, alpha=step)
 
 
 def refuse(rule: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ def refuse(rule: Mapping[str, Any]) -> None:
 
 def refuse_shared(model: nn.Module, preconditioner: Preconditioner) -> None:
     """Refuse layers that are changed by more than their own pass: their limits could not hold."""
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    uses = uses_of(model)
     for name in preconditioner.layers:
         own = model.get_submodule(name)._parameters
         require(

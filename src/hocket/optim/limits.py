@@ -34,15 +34,16 @@ class Limits:
             return None
         last = len(norms) - 1
         factors = [
-            _within(norm, self.max_change_output if i == last else self.max_change)
+            within(norm, self.max_change_output if i == last else self.max_change)
             for i, norm in enumerate(norms)
         ]
         whole = math.hypot(*(f * norm for f, norm in zip(factors, norms, strict=True)))
-        common = _within(whole, self.max_change_global)
+        common = within(whole, self.max_change_global)
         return [f * common for f in factors]
 
 
-def _within(norm: float, limit: float) -> float:
+def within(norm: float, limit: float) -> float:
+    """Return what a change must be multiplied by to keep a limit; 0 is none."""
     return limit / norm if limit and norm > limit else 1.0
 
 
@@ -58,7 +59,8 @@ def layers_of(shapes: Mapping[str, Sequence[int]]) -> list[list[int]]:
     return [*groups.values(), last]
 
 
-def _norm(tensors: Sequence[torch.Tensor]) -> float:
+def length_of(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the norm of all of them together."""
     return math.sqrt(sum(float(torch.dot(t.reshape(-1), t.reshape(-1))) for t in tensors))
 
 
@@ -73,7 +75,9 @@ def limited_step_(
     """w_l -= c c_l rate change_l (eqs. 3 to 5); False if the change was not finite."""
     factors: list[float] | None = [1.0] * len(layers)
     if limits.any:
-        factors = limits.factors([rate * _norm([changes[i] for i in layer]) for layer in layers])
+        factors = limits.factors(
+            [rate * length_of([changes[i] for i in layer]) for layer in layers]
+        )
     if factors is None:
         return False
     for layer, factor in zip(layers, factors, strict=True):

@@ -183,7 +183,7 @@ class _NaturalLinear(torch.autograd.Function):
             wanted = take.wants(ctx.own)
         x, weight = ctx.saved_tensors
         grad_x = (y @ weight.to(y.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        if not wanted:  # frozen since: nothing to learn from
+        if not wanted:  # frozen since, or not asked for: nothing to learn from
             return grad_x, None, None, None
         grad_weight, grad_bias = ctx.layer.gradient(x, y)
         return grad_x, grad_weight, grad_bias, None
@@ -276,12 +276,17 @@ class Preconditioner:
             self.layers[name].take = None  # graphs made before are still alive
 
 
+def uses_of(model: nn.Module) -> Counter[int]:
+    """Count, by identity, how many modules hold each parameter."""
+    return Counter(id(p) for module in model.modules() for p in module._parameters.values())
+
+
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Layers whose backward is nothing but a product; subclasses may compute anything.
 
     A weight that several modules share is left out: its gradient is a sum over all its uses.
     """
-    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
+    uses = uses_of(model)
     for name, module in model.named_modules():
         exact = type(module) in (nn.Linear, TappedLinear)
         if not (exact and isinstance(module, nn.Linear)):

