@@ -15,7 +15,7 @@ help:
 	@echo "make test       checks and tests"
 	@echo "make test-long  the slow rest of the tests"
 	@echo "make setup      .venv with everything; then: . .venv/bin/activate"
-	@echo "make check      ruff format, ruff lint, mypy strict"
+	@echo "make check      ruff format, ruff lint, mypy strict, which room imports which"
 	@echo "make format     let ruff rewrite the files"
 	@echo "make bench      time is measured here and nowhere else"
 	@echo "make clean      remove the virtual environment and caches"
@@ -40,6 +40,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: setup
 	$(BIN)/ruff format .

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from hocket.effects import AllReduce
-from hocket.runtime.exchange import Exchange
-from hocket.runtime.mesh import Mesh
-from hocket.runtime.transport import Store
+from hocket.core.effects import AllReduce
+from hocket.runtime.net.exchange import Exchange
+from hocket.runtime.net.mesh import Mesh
+from hocket.runtime.net.store import Store
 
 REPEATS = 30
 

@@ -29,7 +29,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
-from hocket.learner import Learner
+from hocket.core.learner import Learner
 
 BATCH, INPUTS, WIDTH, LAYERS, CLASSES = 256, 440, 1024, 5, 2000
 WARM_UP = 4

@@ -25,7 +25,7 @@ from torch import nn
 import hocket
 from hocket import api
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.faults import Fault
+from hocket.runtime.real.faults import Fault
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -12,7 +12,7 @@ time.
 
 `sgd, in backward` is PyTorch's own way to step in the backward pass (a hook after each gradient).
 `sgd + products` is a lower bound for whatever stores its gradients: plain SGD and the products with
-the 20 and 80 directions (eqs. 5 and 10 of `hocket.optim.natural_gradient`), with no norm, no
+the 20 and 80 directions (eqs. 5 and 10 of `hocket.optim.natural_gradient.online`), with no norm, no
 eigenvalue problem and none of our code.
 
 Goal: at most 1.10 of plain SGD at batch 256 and 512.

@@ -19,10 +19,10 @@ import torch
 
 from hocket import DNN, SGD, AllReduceSGD, Cluster, Constant, KStep, Sequential, Strategy, Synthetic
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime import collectives
-from hocket.runtime.simulator import Simulator
+from hocket.runtime.shared import reductions
+from hocket.runtime.sim.simulator import Simulator
 
-arithmetic: Any = collectives
+arithmetic: Any = reductions
 
 
 class Stopwatch:

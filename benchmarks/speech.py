@@ -18,19 +18,19 @@ from statistics import median
 
 import torch
 
-from hocket.speech import alignment
-from hocket.speech.alignment import GMMHMM, Corpus, Pass
 from hocket.speech.corpus.build import build
 from hocket.speech.corpus.options import CorpusOptions
-from hocket.speech.datadir import read_data_directory
-from hocket.speech.decoding import Decoder, GMMScorer, Setting
-from hocket.speech.extraction import common_sample_rate, write_store
-from hocket.speech.features import Kind
-from hocket.speech.gmm_training import GMMOptions, Trainer, collect
-from hocket.speech.graph import decoding_graph
-from hocket.speech.language import LanguageSource
-from hocket.speech.lexicon import lexicon_for
-from hocket.speech.store import FeatureStore
+from hocket.speech.decode.decoding import Decoder, GMMScorer, Setting
+from hocket.speech.features.extraction import common_sample_rate, write_store
+from hocket.speech.features.spectral import Kind
+from hocket.speech.features.store import FeatureStore
+from hocket.speech.gmm import alignment
+from hocket.speech.gmm.alignment import GMMHMM, Corpus, Pass
+from hocket.speech.gmm.training import GMMOptions, Trainer, collect
+from hocket.speech.graph.graph import decoding_graph
+from hocket.speech.graph.language import LanguageSource
+from hocket.speech.graph.lexicon import lexicon_for
+from hocket.speech.input.datadir import read_data_directory
 
 SCALE = 0.1  # about what tuning chooses
 GOALS = {"corpus": 100, "fbank": 300, "alignment": 100, "decoding": 50}

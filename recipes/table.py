@@ -22,14 +22,14 @@ from statistics import mean, stdev
 
 import hocket
 from hocket import config
+from hocket.cli.recipe import Recipe
 from hocket.errors import DivergedError, HocketError
-from hocket.parallel import default_jobs, ordered_map
-from hocket.progress import progress
-from hocket.recipe import Recipe
 from hocket.report.runs import read_errors, read_run
-from hocket.speech.decoding import Search
-from hocket.speech.recognition import decode_run
+from hocket.speech.decode.decoding import Search
+from hocket.speech.decode.recognition import decode_run
 from hocket.strategies import STRATEGIES
+from hocket.support.parallel import default_jobs, ordered_map
+from hocket.support.progress import progress
 
 HERE = Path(__file__).parent
 BEST = 3  # strategies, beside the sequential one, that go on to `assistant`

@@ -18,15 +18,27 @@ from __future__ import annotations
 import hashlib
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 import hocket
-from hocket import SGD, Cluster, Constant, Death, Host, NaturalSGD, Result, Slow, Strategy, Synthetic
+from hocket import (
+    SGD,
+    Cluster,
+    Constant,
+    Death,
+    Host,
+    NaturalSGD,
+    Result,
+    Slow,
+    Strategy,
+    Synthetic,
+)
 from hocket.strategies import STRATEGIES
 
 LEARNERS = 4  # of simulated runs
-QUIET = {"tensorboard": False, "timeout_s": 60.0, "progress": False}
+QUIET: dict[str, Any] = {"tensorboard": False, "timeout_s": 60.0, "progress": False}
 TASK = Synthetic(
     num_frames=1500,
     dev_frames=300,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hocket.recipe import Recipe, main
+from hocket.cli.recipe import Recipe, main
 from hocket.speech.corpus.options import CorpusOptions
-from hocket.speech.gmm_training import GMMOptions
+from hocket.speech.gmm.training import GMMOptions
 from hocket.speech.prepare import PrepareOptions
 
 RECIPE = Recipe(

@@ -7,11 +7,13 @@ deterministic simulator.
 
 from hocket.api import Result, simulate, train
 from hocket.attach import attach
+from hocket.core.strategy import State, Strategy
+from hocket.core.task import Item, Loss, Task
 from hocket.data.synthetic import Synthetic
 from hocket.errors import HocketError
 from hocket.models import DNN, PNorm
 from hocket.optim import NGSGD, SGD, AdamW, Constant, Exponential, NaturalSGD, Newbob, Warmup
-from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
+from hocket.runtime.sim.cost import Cluster, Death, Host, Pause, Slow
 from hocket.strategies import (
     ADMM,
     ADPSGD,
@@ -29,8 +31,6 @@ from hocket.strategies import (
     ModelAveraging,
     Sequential,
 )
-from hocket.strategy import State, Strategy
-from hocket.task import Item, Loss, Task
 
 __all__ = [
     "ADMM",

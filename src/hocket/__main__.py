@@ -2,7 +2,7 @@
 
 import sys
 
-from hocket.cli import main
+from hocket.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,23 +11,23 @@ from typing import Any
 
 import torch
 
-from hocket import config, results
+from hocket import config
+from hocket.core.strategy import Strategy
+from hocket.core.task import Task
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment
 from hocket.optim import Optimizer, Schedule
-from hocket.results import LearnerReport, Result
-from hocket.runtime import rundir
-from hocket.runtime.checkpoint import Checkpoints, Saved
-from hocket.runtime.cost import Cluster
-from hocket.runtime.display import display
-from hocket.runtime.faults import Fault
-from hocket.runtime.host_launcher import launcher_for
-from hocket.runtime.hosts import Host
-from hocket.runtime.metrics import Recorder
-from hocket.runtime.replay import Replay
-from hocket.runtime.simulator import Simulator
-from hocket.strategy import Strategy
-from hocket.task import Task
+from hocket.record import results, rundir
+from hocket.record.checkpoint import Checkpoints, Saved
+from hocket.record.display import display
+from hocket.record.metrics import Recorder
+from hocket.record.results import LearnerReport, Result
+from hocket.runtime.launch.host_launcher import launcher_for
+from hocket.runtime.launch.hosts import Host
+from hocket.runtime.real.faults import Fault
+from hocket.runtime.sim.cost import Cluster
+from hocket.runtime.sim.replay import Replay
+from hocket.runtime.sim.simulator import Simulator
 
 __all__ = ["LearnerReport", "Result", "simulate", "train"]
 
@@ -241,7 +241,7 @@ def run_simulated(
                     shown.say(f"note: the planned death of rank {death.rank} did not come to pass")
                 if out and experiment.options.trace:
                     simulator.trace.write(out / "trace.jsonl")
-                result = results.of_simulated(simulator, path, out)
+                result = _simulated_result(simulator, path, out)
                 result = dataclasses.replace(result, evaluations=results.curve(recorder))
                 recorder(results.summary_event(result))
             finally:
@@ -249,6 +249,31 @@ def run_simulated(
             return result
     finally:
         torch.set_num_threads(threads)
+
+
+def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
+    """Return what a simulation came to."""
+    desk = simulator.desk(simulator.alive[0])
+    time_s = simulator.now - desk.aside_s
+    scores = desk.scores
+    return Result(
+        loss=scores.loss if scores else float("nan"),
+        accuracy=scores.accuracy if scores else float("nan"),
+        frames=desk.ledger.committed_frames,
+        discarded_frames=desk.ledger.discarded_frames,
+        epoch=desk.ledger.epoch,
+        time_s=time_s,
+        aside_s=desk.aside_s,
+        clock="virtual",
+        learners=[
+            results.learner_report(rank, learner.desk.books, time_s, learner.lost_s)
+            for rank, learner in enumerate(simulator.learners)
+        ],
+        model=results.final_model(path, out),
+        stopped=desk.stop_agreed and not desk.ledger.closed(),
+        run_dir=out,
+        trace_digest=simulator.trace.digest,
+    )
 
 
 @contextmanager

@@ -28,17 +28,17 @@ import torch
 from torch import nn
 
 from hocket import config
-from hocket.effects import Grad
+from hocket.core.effects import Grad
+from hocket.core.flat import Flat, Layout, Parts
+from hocket.core.packing import flatten, unflatten
+from hocket.core.strategy import Strategy
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.flat import Flat, Layout, Parts
 from hocket.optim import NGSGD, Constant, Optimizer
-from hocket.runtime.faults import Fate, Fault
-from hocket.runtime.own_loop import LoopRuntime, OwnLoop
-from hocket.runtime.packing import flatten, unflatten
-from hocket.runtime.transport import Store
+from hocket.runtime.net.store import Store
+from hocket.runtime.real.faults import Fate, Fault
+from hocket.runtime.real.user_loop import LoopRuntime, OwnLoop
 from hocket.strategies import STRATEGIES
-from hocket.strategy import Strategy
 
 _attached = 0  # how many times in this process: each time learners meet anew
 

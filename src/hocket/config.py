@@ -24,15 +24,15 @@ import numpy as np
 import torch
 
 from hocket.codecs import CODECS
+from hocket.core.task import Task
 from hocket.data.synthetic import Synthetic
 from hocket.errors import ConfigError, nearest
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.models import MODELS, Model
 from hocket.optim import OPTIMIZERS, SCHEDULES
-from hocket.runtime.cost import Cluster, Death, Host, Pause, Slow
+from hocket.runtime.sim.cost import Cluster, Death, Host, Pause, Slow
 from hocket.speech.task import SpeechTask, is_experiment
 from hocket.strategies import STRATEGIES
-from hocket.task import Task
 
 DEFAULTS: Final = "train.toml"  # in a task's folder: what its recipe sets
 T = TypeVar("T")

@@ -23,7 +23,7 @@ class DivergedError(HocketError):
 
 
 class ContractError(HocketError):
-    """A strategy broke the runtime contract (see `hocket.strategy`)."""
+    """A strategy broke the runtime contract (see `hocket.core.strategy`)."""
 
 
 class DeadlockError(HocketError):

@@ -6,17 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from hocket.codecs import FLOAT32, Codec
+from hocket.core.codec import FLOAT32, Codec
+from hocket.core.device import DeviceName, Precision, Transport
+from hocket.core.strategy import Strategy
+from hocket.core.task import Task
 from hocket.data.pool import Pool, Sharding
-from hocket.device import DeviceName, Precision
 from hocket.errors import require
 from hocket.optim import SGD, Constant, Optimizer, Schedule
 from hocket.optim.compensation import target_factor
-from hocket.strategy import Strategy
-from hocket.task import Task
 
 OnLoss: TypeAlias = Literal["continue", "stop"]
-Transport: TypeAlias = Literal["auto", "shared_memory", "sockets", "torch"]
 
 
 @dataclass(frozen=True)

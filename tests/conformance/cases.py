@@ -24,8 +24,8 @@ from hocket import (
     Sequential,
     Strategy,
 )
-from hocket.runtime.cost import Death
-from hocket.runtime.simulator import Simulator
+from hocket.runtime.sim.cost import Death
+from hocket.runtime.sim.simulator import Simulator
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from helpers.tasks import Quadratic, acoustic
 from reference import averaging_twins as twins
 
 from hocket import SGD, AdaptiveKStep, Constant, KStep, Sequential
-from hocket.effects import Scores
+from hocket.core.effects import Scores
 from hocket.experiment import Experiment
 from hocket.strategies.adaptive_kstep import AdaptiveState
 

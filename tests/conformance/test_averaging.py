@@ -28,9 +28,9 @@ from hocket import (
     Strategy,
 )
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.cost import Death
-from hocket.runtime.simulator import Simulator
-from hocket.strategies.averaging import BlockState, filter_block_
+from hocket.runtime.sim.cost import Death
+from hocket.runtime.sim.simulator import Simulator
+from hocket.strategies.periodic import BlockState, filter_block_
 
 LR = 0.05
 SCHEDULE = Constant(epochs=3, lr_compensation="none")

@@ -11,7 +11,7 @@ from reference import twins
 
 from hocket import SGD, AllReduceSGD, Cluster, Constant, DelayByOne, KStep, Sequential
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.simulator import Simulator
+from hocket.runtime.sim.simulator import Simulator
 
 SCHEDULE = Constant(epochs=3, lr_compensation="none")
 

@@ -14,25 +14,14 @@ from helpers.tasks import DIM, Quadratic, acoustic
 from reference import ring_twin
 from torch import nn
 
-from hocket import (
-    ADPSGD,
-    DPSGD,
-    SGD,
-    Cluster,
-    Constant,
-    DelayByOne,
-    Host,
-    Loss,
-    Sequential,
-    Slow,
-    topology,
-)
+from hocket import ADPSGD, DPSGD, SGD, Cluster, Constant, DelayByOne, Host, Loss, Sequential, Slow
+from hocket.core import topology
 from hocket.errors import ConfigError
 from hocket.experiment import Experiment, RuntimeOptions
+from hocket.record.results import slow_learner
 from hocket.report.page import write_page
 from hocket.report.runs import read_run
-from hocket.results import slow_learner
-from hocket.runtime.simulator import Simulator
+from hocket.runtime.sim.simulator import Simulator
 
 Ring = Literal["fixed", "random"]
 PLAIN = Constant(epochs=2, lr_compensation="none")

@@ -16,10 +16,10 @@ import torch
 import hocket
 from helpers.strategies import PushPull, Striped
 from helpers.tasks import acoustic
+from hocket.core.learner import Learner
+from hocket.core.strategy import State
 from hocket.experiment import Experiment
-from hocket.learner import Learner
-from hocket.runtime.faults import Fault
-from hocket.strategy import State
+from hocket.runtime.real.faults import Fault
 
 
 class StripesOnly(Striped):
@@ -48,7 +48,7 @@ def order(rank: int, size: int, epochs: int = 2) -> list[tuple[int, int]]:
 
 
 def build() -> torch.nn.Module:
-    from hocket.numerics import stable_seed
+    from hocket.core.numerics import stable_seed
 
     job = task()
     job.prepare()

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hocket.runtime.circle import Circle, Ranks
-from hocket.runtime.links import Frame
-from hocket.runtime.packing import Buffer
+from hocket.core.packing import Buffer
+from hocket.runtime.net.agreement import Circle, Ranks
+from hocket.runtime.net.links import Frame
 
 
 class DiedError(Exception):

@@ -11,8 +11,8 @@ import torch
 
 from hocket import Cluster, Result, api
 from hocket.experiment import Experiment
-from hocket.runtime.cost import Death, Host, Slow
-from hocket.runtime.simulator import Simulator
+from hocket.runtime.sim.cost import Death, Host, Slow
+from hocket.runtime.sim.simulator import Simulator
 
 OPTIONS: dict[str, Any] = {"tensorboard": False, "timeout_s": 60.0}
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from hocket.effects import Grad
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategy import State, Strategy
+from hocket.core.effects import Grad
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from hocket import (
     Sequential,
 )
 from hocket.errors import ConfigError
-from hocket.runtime.transport import Store
+from hocket.runtime.net.store import Store
 
 TESTS = Path(__file__).parents[1]
 STRATEGIES = [
@@ -172,7 +172,7 @@ def launch(out: Path, learners: int, **options: Any) -> list[int | None]:
     """Run the loop on several learners, forked from a server that has torch loaded."""
     out.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hocket.runtime.learner_process"])
+    context.set_forkserver_preload(["hocket.runtime.launch.learner_process"])
     store = Store.serve("127.0.0.1", 60.0)
     processes = [
         context.Process(target=attached.learner, args=(r, learners, store.port, out, options))
@@ -191,7 +191,7 @@ def launch(out: Path, learners: int, **options: Any) -> list[int | None]:
 def launch_linear(out: Path, steps: list[int], **options: Any) -> None:
     """Run the smallest loop; whoever has the first rank serves the store."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hocket.runtime.learner_process"])
+    context.set_forkserver_preload(["hocket.runtime.launch.learner_process"])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     processes = [

@@ -10,8 +10,8 @@ from helpers.tasks import WithBuffers
 
 from hocket import ADMM, BMUF, EASGD, SGD, AdaptiveKStep, Cluster, Constant, KStep, api
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.cost import Death
-from hocket.runtime.faults import Fault
+from hocket.runtime.real.faults import Fault
+from hocket.runtime.sim.cost import Death
 
 TASK = WithBuffers(num_items=37, uneven=True)
 OPTIMIZER, SCHEDULE = SGD(lr=0.005, momentum=0.9), Constant(epochs=2)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import hocket
 from hocket.errors import ConfigError
-from hocket.runtime.hosts import Host
+from hocket.runtime.launch.hosts import Host
 
 needs_network = pytest.mark.skipif(
     not network.available(), reason="needs the privilege to make network namespaces"

@@ -22,7 +22,9 @@ from helpers.strategies import Gossip, PushPull
 from helpers.tasks import Broken, Quadratic, Slow, acoustic
 
 from hocket import AllReduceSGD, Constant, KStep, Sequential
-from hocket.effects import Recv
+from hocket.core.effects import Recv
+from hocket.core.learner import Learner
+from hocket.core.strategy import State
 from hocket.errors import (
     ContractError,
     DivergedError,
@@ -32,10 +34,8 @@ from hocket.errors import (
     WaitTimeoutError,
 )
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.learner import Learner
-from hocket.runtime.children import Child
-from hocket.runtime.launcher import Launcher
-from hocket.strategy import State
+from hocket.runtime.launch.children import Child
+from hocket.runtime.launch.launcher import Launcher
 
 LONG = Constant(epochs=400)
 

@@ -10,10 +10,10 @@ from helpers.runs import real, same_model, simulated
 from helpers.tasks import acoustic
 
 from hocket import AllReduceSGD
-from hocket.effects import AllReduce
+from hocket.core.effects import AllReduce
+from hocket.core.learner import Learner
+from hocket.core.strategy import State
 from hocket.errors import ContractError
-from hocket.learner import Learner
-from hocket.strategy import State
 
 
 @dataclass(frozen=True)

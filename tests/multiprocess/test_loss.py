@@ -28,11 +28,11 @@ from hocket import (
     KStep,
     Result,
     api,
-    topology,
 )
+from hocket.core import topology
 from hocket.errors import LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.faults import Fault
+from hocket.runtime.real.faults import Fault
 
 STRATEGIES = [AllReduceSGD(), KStep(sync_every=3)]
 named = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hocket import ADPSGD, DNN, SGD, AsyncEASGD, Cluster, Constant, Strategy, Synthetic, api
+from hocket.core.packing import from_buffer, to_parts
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.packing import from_buffer, to_parts
-from hocket.runtime.parcels import SMALLEST, Parcels
-from hocket.runtime.segment import AVAILABLE
+from hocket.runtime.net.handover import SMALLEST, Parcels
+from hocket.runtime.net.shared_memory import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="no memfd_create on this system")
 BIG = SMALLEST // 4 + 10  # float32 values

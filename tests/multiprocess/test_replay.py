@@ -13,10 +13,10 @@ from helpers.strategies import Gossip
 from helpers.tasks import Quadratic, Slow
 
 from hocket import ADPSGD, SGD, AllReduceSGD, Cluster, Constant, KStep, Result, Strategy, api
-from hocket.cli import main
+from hocket.cli.main import main
 from hocket.errors import ConfigError, DeadlockError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.faults import Fault
+from hocket.runtime.real.faults import Fault
 
 ASYNCHRONOUS = [c.strategy for c in CASES if not c.strategy.synchronous]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from multiprocess.test_launcher import gone, learners_of, start, training, wait_for
 
-from hocket.runtime import operations
-from hocket.runtime.segment import Segment
+from hocket.runtime.net import operations
+from hocket.runtime.net.shared_memory import Segment
 
 
 def segments(pid: int) -> set[str]:

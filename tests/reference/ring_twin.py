@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from helpers.tasks import DIM, Quadratic
 
-from hocket.runtime.trace import Span
+from hocket.runtime.shared.trace import Span
 from reference.twins import Vector, mean_gradient
 
 

@@ -20,13 +20,14 @@ import pytest
 import soundfile
 from helpers.audio import data_directory, tone, write_wav
 
-from hocket.cli import main
+from hocket.cli.main import main
 from hocket.errors import HocketError
-from hocket.files import atomically
-from hocket.speech import audio, store
-from hocket.speech.arpa import read_arpa
+from hocket.speech.features import store
+from hocket.speech.graph.arpa import read_arpa
+from hocket.speech.input import audio
 from hocket.speech.prepare import Preparation, PrepareOptions
 from hocket.speech.steps import Facts
+from hocket.support.files import atomically
 
 TRAIN = {f"{s}{n}": "one two" for s in "ab" for n in range(4)}
 DEV = {f"c{n}": "two one" for n in range(2)}

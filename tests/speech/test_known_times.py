@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cli import main
+from hocket.cli.main import main
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

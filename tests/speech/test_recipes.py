@@ -14,12 +14,12 @@ import pytest
 
 import hocket
 from hocket import config
-from hocket.cli import main
-from hocket.recipe import digest
-from hocket.recipe import main as recipe_main
+from hocket.cli.main import main
+from hocket.cli.recipe import digest
+from hocket.cli.recipe import main as recipe_main
 from hocket.speech.corpus.options import CorpusOptions
-from hocket.speech.features import num_dims
-from hocket.speech.gmm_training import GMMOptions
+from hocket.speech.features.spectral import num_dims
+from hocket.speech.gmm.training import GMMOptions
 from hocket.speech.prepare import PrepareOptions
 from hocket.strategies import STRATEGIES
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from hocket.cli import main
-from hocket.speech.alignment import Corpus, Pass, phone_spans, usable
-from hocket.speech.datadir import read_table
-from hocket.speech.gmm_training import collect
-from hocket.speech.priors import mean_posteriors
-from hocket.speech.recognition import NetworkScorer, _network, task_of
-from hocket.speech.senones import Senones
-from hocket.speech.store import FeatureStore
+from hocket.cli.main import main
+from hocket.speech.decode.priors import mean_posteriors
+from hocket.speech.decode.recognition import NetworkScorer, _network, task_of
+from hocket.speech.features.store import FeatureStore
+from hocket.speech.gmm.alignment import Corpus, Pass, phone_spans, usable
+from hocket.speech.gmm.senones import Senones
+from hocket.speech.gmm.training import collect
+from hocket.speech.input.datadir import read_table
 from hocket.speech.task import SpeechTask
 
 pytestmark = pytest.mark.timeout(300)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.speech import gmm_training
-from hocket.speech.alignment import Corpus, Pass, flat_piece, new_alignment, usable
 from hocket.speech.errors import SpeechError
-from hocket.speech.gmm_training import GMMOptions, Trainer
+from hocket.speech.gmm import training
+from hocket.speech.gmm.alignment import Corpus, Pass, flat_piece, new_alignment, usable
+from hocket.speech.gmm.training import GMMOptions, Trainer
 
 
 def store(folder: Path, utterances: dict[str, tuple[list[str], int]]) -> Path:
@@ -87,7 +87,7 @@ def test_interrupted_training_goes_on_and_ends_the_same(
         return trainer.alignment.read_bytes(), (tmp_path / folder / "model.npz").read_bytes()
 
     whole = train("whole")
-    real, calls = gmm_training.collect, 0
+    real, calls = training.collect, 0
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -96,7 +96,7 @@ def test_interrupted_training_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(gmm_training, "collect", interrupted)
+    monkeypatch.setattr(training, "collect", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train("parts")
     assert train("parts") == whole

@@ -9,8 +9,8 @@ import pytest
 from helpers.circles import AddUp, World
 
 from hocket.errors import FencedError
-from hocket.runtime.circle import Circle, Ranks
-from hocket.runtime.links import PHASE, REPORT, Frame
+from hocket.runtime.net.agreement import Circle, Ranks
+from hocket.runtime.net.links import PHASE, REPORT, Frame
 
 
 def agree(world: World, deaths: int) -> None:

@@ -9,10 +9,10 @@ import kaldialign
 import numpy as np
 import pytest
 
-from hocket.cli import main
-from hocket.speech.comparison import compare, worst
+from hocket.cli.main import main
+from hocket.speech.decode.comparison import compare, worst
+from hocket.speech.decode.scoring import score
 from hocket.speech.errors import SpeechError
-from hocket.speech.scoring import score
 
 Texts = dict[str, list[str]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hocket import Cluster, KStep, config
-from hocket.cli import main
+from hocket.cli.main import main
 from hocket.errors import ConfigError
 from hocket.experiment import Experiment
 from hocket.strategies import STRATEGIES
@@ -179,7 +179,7 @@ def test_a_simulation_resumes_with_the_cluster_it_is_given(
 def test_another_strategy_drops_the_keys_of_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text('[task]\nname = "synthetic"\n[strategy]\nname = "kstep"\nsync_every = 4\n')
-    from hocket.cli import parser, tables_of
+    from hocket.cli.main import parser, tables_of
 
     arguments = ["train", "--config", str(path), "--out", "x"]
     kept = tables_of(parser().parse_args(arguments))

@@ -18,9 +18,9 @@ from hocket.speech.corpus.build import build, plan
 from hocket.speech.corpus.digits import WORDS, sentence
 from hocket.speech.corpus.grammar import Grammar
 from hocket.speech.corpus.options import ENGLISH, SPLITS, CorpusOptions
-from hocket.speech.datadir import read_data_directory, read_table
 from hocket.speech.errors import SpeechError
-from hocket.speech.reference import read_ctm
+from hocket.speech.gmm.reference import read_ctm
+from hocket.speech.input.datadir import read_data_directory, read_table
 
 SMALL = CorpusOptions("digits", hours=0.02, held_out_hours=0.01, snr_db=(10.0, 15.0), seed=3)
 

@@ -10,10 +10,10 @@ import pytest
 import soundfile
 from helpers.audio import data_directory, tone, write_wav
 
-from hocket.speech import audio
-from hocket.speech.datadir import read_data_directory, read_table, reasons
 from hocket.speech.errors import SpeechError
-from hocket.speech.splits import hold_out, read_splits
+from hocket.speech.input import audio
+from hocket.speech.input.datadir import read_data_directory, read_table, reasons
+from hocket.speech.input.splits import hold_out, read_splits
 
 
 def test_a_directory_is_read_as_it_is(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from helpers.runs import real, same_model, simulated
 from helpers.tasks import Quadratic, acoustic
 from torch import nn
 
-from hocket import SGD, AllReduceSGD, Constant, KStep, Loss, Sequential, Strategy, api, device
+from hocket import SGD, AllReduceSGD, Constant, KStep, Loss, Sequential, Strategy, api
+from hocket.core import device
 from hocket.errors import ConfigError, DivergedError, LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.faults import Fault
+from hocket.runtime.real.faults import Fault
 
 LOW: dict[str, Any] = {"precision": "bfloat16", "schedule": Constant(epochs=3)}
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.speech.features import DIMS, FeatureError, add_deltas, extract
-from hocket.speech.pitch import processed
-from hocket.speech.resampling import resample, resampled_length
+from hocket.speech.features.pitch import processed
+from hocket.speech.features.spectral import DIMS, FeatureError, add_deltas, extract
+from hocket.speech.input.resampling import resample, resampled_length
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REAL = Path(__file__).parents[3] / "shared" / "golden" / "kaldi_features_8k.npz"  # not ours to ship

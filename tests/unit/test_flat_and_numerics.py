@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.flat import ALIGNMENT_BYTES, Layout
-from hocket.numerics import clip_coefficient, shares, stable_seed, weighted_sum
+from hocket.core.flat import ALIGNMENT_BYTES, Layout
+from hocket.core.numerics import clip_coefficient, shares, stable_seed, weighted_sum
 
 SEED_0_3_4 = 5042622769408512872
 

@@ -12,15 +12,8 @@ import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 from hocket.speech.errors import SpeechError
-from hocket.speech.gmm import GMM, NEVER, single_gaussians, split, update
-from hocket.speech.senones import (
-    ContextStats,
-    Senones,
-    Split,
-    grow,
-    log_likelihood,
-    questions,
-)
+from hocket.speech.gmm.gmm import GMM, NEVER, single_gaussians, split, update
+from hocket.speech.gmm.senones import ContextStats, Senones, Split, grow, log_likelihood, questions
 
 
 def random_gmm(pdfs: int = 4, slots: int = 3, dims: int = 5) -> GMM:

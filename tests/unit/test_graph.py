@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.speech.alignment import best_path, phone_spans
-from hocket.speech.decoding import Decoder, Search, Setting, Tuning, decode_one
+from hocket.speech.decode.decoding import Decoder, Search, Setting, Tuning, decode_one
 from hocket.speech.errors import SpeechError
-from hocket.speech.graph import (
+from hocket.speech.gmm.alignment import best_path, phone_spans
+from hocket.speech.gmm.senones import Senones, Split
+from hocket.speech.graph.graph import (
     Graph,
     alignment_graph,
     decoding_graph,
     disambiguated,
     phone_arcs,
 )
-from hocket.speech.lexicon import Lexicon
-from hocket.speech.lm import estimate
-from hocket.speech.senones import Senones, Split
+from hocket.speech.graph.lexicon import Lexicon
+from hocket.speech.graph.lm import estimate
 
 LEXICON = Lexicon(
     {

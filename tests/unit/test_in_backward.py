@@ -17,8 +17,12 @@ from torch import nn
 import hocket
 from hocket.errors import ConfigError, ContractError
 from hocket.optim import NGSGD
-from hocket.optim.in_backward import tightened
-from hocket.optim.preconditioning import NaturalGradientOptions, Preconditioner, Scratch
+from hocket.optim.natural_gradient.in_backward import tightened
+from hocket.optim.natural_gradient.preconditioning import (
+    NaturalGradientOptions,
+    Preconditioner,
+    Scratch,
+)
 
 FREE: dict[str, Any] = {"max_change": 0.0, "max_change_output": 0.0, "max_change_global": 0.0}
 

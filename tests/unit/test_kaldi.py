@@ -9,9 +9,9 @@ import kaldiio
 import numpy as np
 import pytest
 
-from hocket.cli import main
-from hocket.speech.recognition import NetworkScorer
-from hocket.speech.store import FeatureStore
+from hocket.cli.main import main
+from hocket.speech.decode.recognition import NetworkScorer
+from hocket.speech.features.store import FeatureStore
 from hocket.speech.task import SpeechTask
 
 NUM_PDFS, DIMS = 5, 7

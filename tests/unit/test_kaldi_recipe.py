@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hocket import Kaldi, NaturalSGD, config
-from hocket.cli import main
+from hocket.cli.main import main
 
 KALDI = Path(__file__).parents[2] / "recipes" / "kaldi"
 

@@ -15,16 +15,17 @@ from reference.kaldi_twin import kaldi
 
 from hocket import SGD, Constant, Exponential, Kaldi, KStep, NaturalSGD, Sequential
 from hocket.api import rate_note
+from hocket.core.accounts import DRY
+from hocket.core.effects import Progress
+from hocket.core.task import Item
 from hocket.data.ledger import ReplicatedLedger
-from hocket.data.pool import DRY, Pool
-from hocket.effects import Progress
+from hocket.data.pool import Pool
 from hocket.errors import ConfigError, ContractError, DivergedError, TaskError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.results import slow_learner
-from hocket.runtime.cost import Cluster
-from hocket.runtime.simulator import Simulator
+from hocket.record.results import slow_learner
+from hocket.runtime.sim.cost import Cluster
+from hocket.runtime.sim.simulator import Simulator
 from hocket.strategies.kaldi import Archive, means_from_the_end
-from hocket.task import Item
 
 PLAIN: dict[str, Any] = {"first_parts": 1, "combine_models": 0, "local_momentum": None}
 TASK = acoustic(num_frames=64 * 48)

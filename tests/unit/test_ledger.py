@@ -11,8 +11,9 @@ from helpers.tasks import Quadratic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.core.accounts import Ticket
 from hocket.data.ledger import ReplicatedLedger
-from hocket.data.pool import Pool, Ticket
+from hocket.data.pool import Pool
 from hocket.data.shared_ledger import LocalCounters, SharedLedger, load_counters, save_counters
 from hocket.errors import ContractError
 

@@ -9,8 +9,8 @@ import pytest
 
 from hocket.errors import ConfigError
 from hocket.speech.errors import SpeechError
-from hocket.speech.lexicon import Lexicon, lexicon_for, read_lexicon
-from hocket.speech.lm import END, START, estimate
+from hocket.speech.graph.lexicon import Lexicon, lexicon_for, read_lexicon
+from hocket.speech.graph.lm import END, START, estimate
 
 
 def test_cmudict_without_stress_and_espeak_for_its_gaps() -> None:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from reference.natural_gradient_twin import FullFisher, simple
 
 from hocket.errors import ConfigError
-from hocket.optim.natural_gradient import (
+from hocket.optim.natural_gradient.online import (
     ORTHONORMAL,
     Fisher,
     OnlineNaturalGradient,
     orthogonalised,
     smoothed,
 )
-from hocket.optim.simple_natural_gradient import simple_natural_gradient
+from hocket.optim.natural_gradient.simple import simple_natural_gradient
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

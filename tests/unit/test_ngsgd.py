@@ -13,14 +13,18 @@ from helpers.tasks import acoustic
 from torch import nn
 
 from hocket import Constant, Sequential
+from hocket.core.flat import Layout
 from hocket.errors import ConfigError, ContractError
 from hocket.experiment import Experiment
-from hocket.flat import Layout
 from hocket.optim import NGSGD, NaturalSGD
-from hocket.optim.limits import Limits, layers_of
-from hocket.optim.natural_gradient import OnlineNaturalGradient
-from hocket.optim.preconditioning import NaturalGradientOptions, Preconditioner, TappedLinear
-from hocket.optim.simple_natural_gradient import simple_natural_gradient
+from hocket.optim.natural_gradient.limits import Limits, layers_of
+from hocket.optim.natural_gradient.online import OnlineNaturalGradient
+from hocket.optim.natural_gradient.preconditioning import (
+    NaturalGradientOptions,
+    Preconditioner,
+    TappedLinear,
+)
+from hocket.optim.natural_gradient.simple import simple_natural_gradient
 
 FREE: dict[str, Any] = {"max_change": 0.0, "max_change_output": 0.0, "max_change_global": 0.0}
 
@@ -343,7 +347,7 @@ def test_hocket_trains_as_a_plain_loop_does_to_the_bit(momentum: float) -> None:
     pool = Experiment(task, Sequential(), rule, schedule).pool()
     worker_seeded = real(task, Sequential(), 1, optimizer=rule, schedule=schedule)
     assert same_model(result, worker_seeded)
-    from hocket.numerics import stable_seed
+    from hocket.core.numerics import stable_seed
 
     torch.manual_seed(stable_seed(0, "model"))
     model = task.build_model()

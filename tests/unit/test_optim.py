@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from hocket.core.flat import Layout
 from hocket.errors import ConfigError
-from hocket.flat import Layout
 from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Optimizer, Warmup
 from hocket.optim.compensation import ramp, target_factor
 from hocket.optim.schedules import ScheduleState

@@ -14,14 +14,14 @@ from helpers.tasks import Quadratic, WithBuffers
 
 import hocket
 from hocket import AllReduceSGD, Cluster, Constant, KStep, NaturalSGD, Sequential
-from hocket.data.pool import Ticket
+from hocket.core.accounts import Ticket
+from hocket.core.packing import flatten, from_bytes, to_bytes, unflatten
+from hocket.core.strategy import State
 from hocket.errors import CheckpointError, ConfigError, ContractError
 from hocket.optim.sgd import SGDState
-from hocket.runtime.checkpoint import Checkpoints
-from hocket.runtime.cost import Death
-from hocket.runtime.metrics import EVENTS, HEAD, EventFile, rewind
-from hocket.runtime.packing import flatten, from_bytes, to_bytes, unflatten
-from hocket.strategy import State
+from hocket.record.checkpoint import Checkpoints
+from hocket.record.metrics import EVENTS, HEAD, EventFile, rewind
+from hocket.runtime.sim.cost import Death
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -262,7 +262,7 @@ def test_a_checkpoint_interrupted_while_it_replaces_another_loses_nothing(tmp_pa
 
 
 def test_the_demo_clears_only_its_own_runs(tmp_path: Path) -> None:
-    from hocket.demo_synthetic import _cleared
+    from hocket.cli.demo_synthetic import _cleared
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hocket.speech.decode.scoring import count, score
 from hocket.speech.errors import SpeechError
-from hocket.speech.reference import agreement, read_ctm
-from hocket.speech.scoring import count, score
-from hocket.speech.senones import Senones
+from hocket.speech.gmm.reference import agreement, read_ctm
+from hocket.speech.gmm.senones import Senones
 from hocket.speech.steps import Steps, digest, file_state
 
 

@@ -37,7 +37,9 @@ from hocket import (
     Slow,
     Synthetic,
 )
-from hocket.effects import AllReduce
+from hocket.core.effects import AllReduce
+from hocket.core.learner import Learner
+from hocket.core.strategy import State, Strategy
 from hocket.errors import (
     ConfigError,
     ContractError,
@@ -48,9 +50,7 @@ from hocket.errors import (
     WaitTimeoutError,
 )
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.learner import Learner
-from hocket.runtime.cost import CostModel, Death
-from hocket.strategy import State, Strategy
+from hocket.runtime.sim.cost import CostModel, Death
 
 
 @dataclass(frozen=True)

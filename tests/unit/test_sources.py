@@ -11,9 +11,9 @@ import pytest
 from helpers.audio import data_directory, tone, write_wav
 
 from hocket.speech.errors import SpeechError
+from hocket.speech.input.sources import deciding_files, is_source, read_source
+from hocket.speech.input.splits import read_splits
 from hocket.speech.prepare import Preparation, PrepareOptions
-from hocket.speech.sources import deciding_files, is_source, read_source
-from hocket.speech.splits import read_splits
 
 
 def plain(folder: Path) -> Path:

@@ -11,12 +11,12 @@ import pytest
 from helpers.audio import data_directory, tone, write_wav
 
 from hocket.errors import ConfigError
-from hocket.speech import audio
-from hocket.speech.datadir import read_data_directory
 from hocket.speech.errors import SpeechError
-from hocket.speech.extraction import common_sample_rate, write_store
-from hocket.speech.features import extract
-from hocket.speech.store import FeatureStore
+from hocket.speech.features.extraction import common_sample_rate, write_store
+from hocket.speech.features.spectral import extract
+from hocket.speech.features.store import FeatureStore
+from hocket.speech.input import audio
+from hocket.speech.input.datadir import read_data_directory
 
 TEXTS = {"a1": "one", "a2": "two three", "b1": "four"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hocket import topology
+from hocket.core import topology
 from hocket.errors import ConfigError
 
 SIZES = [1, 2, 3, 4, 5, 8, 13, 16]

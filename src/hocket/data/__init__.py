@@ -1,1 +1,4 @@
-"""What learners draw from: the pool, the ledger that accounts for it, the synthetic task."""
+"""What is drawn: the pool of items, the ledgers that account for them, synthetic data.
+
+May import core, models, errors. Nothing here communicates: shared counters are handed in.
+"""

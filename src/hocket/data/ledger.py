@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.data.pool import DRY, Ints, Pool, Ticket
-from hocket.effects import Outcome
+from hocket.core.accounts import DRY, Outcome, Ticket
+from hocket.data.pool import Ints, Pool
 from hocket.errors import ContractError
 
 

@@ -7,45 +7,18 @@ and what became of it, is the ledger's business (`hocket.data.ledger`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.core.accounts import DRY
+from hocket.core.task import Item, Task
 from hocket.errors import TaskError
-from hocket.task import Item, Task
 
 Sharding: TypeAlias = Literal["pool", "fixed"]
 Ints: TypeAlias = NDArray[np.int64]
-
-DRY = -1  # a place in a round for which there is no item
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """Proof of one draw. `round` counts a synchronous learner's draws within its epoch.
-
-    A draw from a dry pool gives a ticket too (index DRY, no frames), so that a learner that has run
-    out settles the same rounds as the others.
-    """
-
-    epoch: int
-    index: int  # of the item in items("train")
-    frames: int
-    round: int = 0
-    deal: int = 0  # how often the epoch had been dealt anew
-
-    def describe(self, part: tuple[int, int] = (0, 1)) -> str:
-        """Name the item for a trace; parts after the first are marked."""
-        which, of = part
-        return f"{self.epoch}/{self.index}" + (f" part {which + 1} of {of}" if which else "")
-
-    @property
-    def dry(self) -> bool:
-        """True if there was nothing to draw."""
-        return self.index == DRY
 
 
 class Pool:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from hocket.data.pool import DRY, Pool, Ticket
-from hocket.effects import Outcome
+from hocket.core.accounts import DRY, Outcome, Ticket
+from hocket.data.pool import Pool
 from hocket.errors import ContractError
 
 Place: TypeAlias = tuple[int, int]  # epoch, index of an item

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hocket.core.task import Item, Loss, Task
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
 from hocket.models.model import Model, evenly_spaced
-from hocket.task import Item, Loss, Task
 
 Floats: TypeAlias = NDArray[np.float64]
 _SPLITS = {"train": 0, "dev": 1, "test": 2}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from hocket.core.optimizer import Optimizer
 from hocket.optim.adam import AdamW
-from hocket.optim.ngsgd import NGSGD, NaturalSGD
-from hocket.optim.optimizer import Optimizer
+from hocket.optim.natural_gradient.ngsgd import NGSGD, NaturalSGD
 from hocket.optim.schedules import Constant, Exponential, Newbob, Schedule, Warmup
 from hocket.optim.sgd import SGD
 

@@ -18,9 +18,9 @@ from typing import ClassVar
 
 import torch
 
+from hocket.core.flat import Flat
+from hocket.core.optimizer import Optimizer
 from hocket.errors import require
-from hocket.flat import Flat
-from hocket.optim.optimizer import Optimizer
 
 
 @dataclass

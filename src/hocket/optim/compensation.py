@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 
+from hocket.core.optimizer import Optimizer
 from hocket.errors import require
-from hocket.optim.optimizer import Optimizer
 from hocket.optim.schedules import Compensation, Schedule
 
 

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import torch
 
+from hocket.core.flat import Flat, Parts
+from hocket.core.optimizer import Optimizer
 from hocket.errors import require
-from hocket.flat import Flat, Parts
-from hocket.optim.optimizer import Optimizer
 
 # The fused kernel rounds the odd values behind the last full vector register in another way.
 _WHOLE = 64

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hocket.files import atomically
 from hocket.report.page import document
+from hocket.support.files import atomically
 
 _STYLE = """
 .utterance { background: #fff; border: 1px solid #e4e0d6; border-radius: 4px; padding: 0.6rem 1rem;

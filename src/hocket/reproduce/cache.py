@@ -18,11 +18,11 @@ import torch
 
 import hocket
 from hocket import config
+from hocket.core.task import Task
 from hocket.reproduce.claim import Run
-from hocket.task import Task
 
 ROOT: Final = Path(hocket.__file__).parent
-WORLDS: Final = {False: "hocket.runtime.process", True: "hocket.runtime.simulator"}
+WORLDS: Final = {False: "hocket.runtime.real.process", True: "hocket.runtime.sim.simulator"}
 
 
 def key(run: Run) -> str:

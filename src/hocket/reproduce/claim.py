@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
+from hocket.core.strategy import Strategy
+from hocket.core.task import Task
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.optim import SGD, Exponential, Optimizer, Schedule
 from hocket.reproduce.checks import Check
 from hocket.reproduce.outcome import Arm, Found
-from hocket.runtime.cost import Cluster
+from hocket.runtime.sim.cost import Cluster
 from hocket.strategies import Sequential
-from hocket.strategy import Strategy
-from hocket.task import Task
 
 Scale: TypeAlias = Literal["smoke", "quick", "full"]
 T = TypeVar("T")

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from hocket import config
 from hocket.errors import ConfigError, require
-from hocket.parallel import default_jobs
-from hocket.progress import progress
 from hocket.reproduce import all_claims, execute, find, writing
 from hocket.reproduce.claim import Bench, Claim, Run, Scale
 from hocket.reproduce.tasks import LR, SIZES, Size
 from hocket.reproduce.writing import Report
+from hocket.support.parallel import default_jobs
+from hocket.support.progress import progress
 
 UNFINISHED: Final = 3  # exit status: runs are missing, call again
 

@@ -18,16 +18,16 @@ from statistics import median
 from typing import Final
 
 from hocket import api
-from hocket.data.pool import Ticket
+from hocket.core.accounts import Ticket
+from hocket.core.task import Task
 from hocket.errors import DivergedError
-from hocket.parallel import ordered_map
+from hocket.record.checkpoint import Checkpoints
 from hocket.reproduce import cache, outcome
 from hocket.reproduce.claim import Run
 from hocket.reproduce.outcome import Arm, Found, Outcome
-from hocket.runtime.checkpoint import Checkpoints
+from hocket.runtime.shared.worker import Worker
 from hocket.speech.task import SpeechTask
-from hocket.task import Task
-from hocket.worker import Worker
+from hocket.support.parallel import ordered_map
 
 PROBES: Final = 12  # gradients that are timed to say how long an experiment will take
 OVERHEAD: Final = 1.3  # evaluation, checkpoints and averaging, over gradients alone
@@ -206,8 +206,8 @@ def _word_errors(run: Run, path: Path) -> float:
     """Decode a run; NaN if there are no words."""
     if not _has_words(run.experiment.task):
         return math.nan
-    from hocket.speech.decoding import Search  # needs the libraries that training does not
-    from hocket.speech.recognition import decode_run
+    from hocket.speech.decode.decoding import Search
+    from hocket.speech.decode.recognition import decode_run
 
     return decode_run(path, split=None, jobs=1, search=Search(), show=False).score.errors.rate
 

@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from hocket.errors import ConfigError, nearest
-from hocket.files import atomically
+from hocket.record.results import Result
 from hocket.report.runs import Point
 from hocket.reproduce import statistics
 from hocket.reproduce.statistics import Interval
-from hocket.results import Result
+from hocket.support.files import atomically
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from hocket.task import Item, Loss, Task
+from hocket.core.task import Item, Loss, Task
 
 
 @dataclass(frozen=True)

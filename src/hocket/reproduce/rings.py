@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hocket.core.strategy import Strategy
 from hocket.reproduce.outcome import Arm
 from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
-from hocket.strategy import Strategy
 
 METHODS: dict[str, Strategy] = {
     "allreduce": AllReduceSGD(),

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hocket.core.task import Task
 from hocket.data.synthetic import Synthetic
 from hocket.models.dnn import DNN
 from hocket.reproduce.claim import Scale
-from hocket.task import Task
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,5 @@
-"""The two worlds in which strategies run. Knows no strategy by name."""
+"""The two worlds that answer a strategy's effects: real processes and the simulator.
+
+`shared` is what both have in common; `net` moves bytes; `real` and `sim` are the worlds, which
+never see each other; `launch` starts real learners.
+"""

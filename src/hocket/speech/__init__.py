@@ -1,1 +1,5 @@
-"""Speech: from audio to features. Corpora, alignments and decoding are to come."""
+"""From audio to a task, and from a model to word errors.
+
+May import record, data, models, core, support, errors: neither strategies nor runtime, so that
+speech knows nothing of who trains.
+"""

@@ -23,27 +23,27 @@ from typing import Final
 import numpy as np
 
 from hocket.errors import nearest, require
-from hocket.parallel import default_jobs
-from hocket.speech import alignment
-from hocket.speech.alignment import GMMHMM, Corpus, Pass
-from hocket.speech.arpa import check_arpa
-from hocket.speech.datadir import Utterance, numbered_lines, reasons
-from hocket.speech.decoding import Decoder, GMMScorer
+from hocket.speech.decode.decoding import Decoder, GMMScorer
+from hocket.speech.decode.evaluation import Evaluation, evaluate
+from hocket.speech.decode.scoring import Unit, characters
 from hocket.speech.errors import SpeechError
-from hocket.speech.evaluation import Evaluation, evaluate
-from hocket.speech.extraction import common_sample_rate, write_store
-from hocket.speech.features import KINDS, SAMPLE_RATES, Kind
-from hocket.speech.gmm_training import GMMOptions, Trainer, collect
-from hocket.speech.graph import decoding_graph
-from hocket.speech.language import LanguageSource
-from hocket.speech.lexicon import check_lexicon, lexicon_for, read_lexicon
-from hocket.speech.reference import agreement
-from hocket.speech.scoring import Unit, characters
-from hocket.speech.senones import Senones
-from hocket.speech.sources import deciding_files
-from hocket.speech.splits import SPLITS, read_splits
+from hocket.speech.features.extraction import common_sample_rate, write_store
+from hocket.speech.features.spectral import KINDS, SAMPLE_RATES, Kind
+from hocket.speech.features.store import FeatureStore, Normalisation
+from hocket.speech.gmm import alignment
+from hocket.speech.gmm.alignment import GMMHMM, Corpus, Pass
+from hocket.speech.gmm.reference import agreement
+from hocket.speech.gmm.senones import Senones
+from hocket.speech.gmm.training import GMMOptions, Trainer, collect
+from hocket.speech.graph.arpa import check_arpa
+from hocket.speech.graph.graph import decoding_graph
+from hocket.speech.graph.language import LanguageSource
+from hocket.speech.graph.lexicon import check_lexicon, lexicon_for, read_lexicon
+from hocket.speech.input.datadir import Utterance, numbered_lines, reasons
+from hocket.speech.input.sources import deciding_files
+from hocket.speech.input.splits import SPLITS, read_splits
 from hocket.speech.steps import Facts, Steps, file_state
-from hocket.speech.store import FeatureStore, Normalisation
+from hocket.support.parallel import default_jobs
 
 GMM_KIND: Final[Kind] = "mfcc"  # what the GMM-HMM reads
 VERSION: Final = 1  # of what the steps compute; another number does all again

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hocket.core.numerics import stable_seed
+from hocket.core.task import Item, Loss, Task
 from hocket.data.shuffle import Permutation
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
 from hocket.models.model import TRANSFORM_FRAMES, Model, evenly_spaced
-from hocket.numerics import stable_seed
-from hocket.speech.features import Kind
-from hocket.speech.store import FeatureStore, Normalisation, kinds_in
-from hocket.task import Item, Loss, Task
+from hocket.speech.features.spectral import Kind
+from hocket.speech.features.store import FeatureStore, Normalisation, kinds_in
 
 DEV_BATCH = 4096  # frames; the dev set is evaluated without a backward pass
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from hocket.core.strategy import Strategy
 from hocket.strategies.adaptive_kstep import AdaptiveKStep
 from hocket.strategies.admm import ADMM
 from hocket.strategies.adpsgd import ADPSGD
 from hocket.strategies.allreduce import AllReduceSGD
+from hocket.strategies.averaging import ModelAveraging
 from hocket.strategies.bmuf import BMUF
 from hocket.strategies.delay_by_one import DelayByOne
 from hocket.strategies.diloco import DiLoCo
@@ -16,9 +18,7 @@ from hocket.strategies.easgd import EASGD, AsyncEASGD
 from hocket.strategies.hadpsgd import HADPSGD
 from hocket.strategies.kaldi import Kaldi
 from hocket.strategies.kstep import KStep
-from hocket.strategies.model_averaging import ModelAveraging
 from hocket.strategies.sequential import Sequential
-from hocket.strategy import Strategy
 
 STRATEGIES: Final[dict[str, type[Strategy]]] = {
     c.name: c

@@ -40,13 +40,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hocket.effects import Mean, Scores
+from hocket.core.effects import Mean, Scores
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State
 from hocket.errors import require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategies.averaging import Averaging, meet_moments, walk
-from hocket.strategy import State
+from hocket.strategies.periodic import Averaging, meet_moments, walk
 
 
 @dataclass

@@ -43,12 +43,12 @@ from typing import ClassVar, Final
 
 import torch
 
-from hocket.effects import Grad
+from hocket.core.effects import Grad
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State, Strategy
 from hocket.errors import require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategy import State, Strategy
 
 RATIO: Final = 10.0  # Boyd et al. 2011, section 3.4.1: mu
 FACTOR: Final = 2.0  # tau

@@ -12,7 +12,7 @@ ICASSP 2019, ICASSP 2020, and X. Cui et al., IEEE TASLP 2021.
 | w_i    | `state.params`          | this learner's model; mixed at any time by its services |
 | phi_i  | a copy of `params`      | where the gradient is taken                             |
 | gamma  | `me.lr`                 | derived from the sequential rate, gain 1/P              |
-| T_k    | `hocket.topology.pair`  | one exchange; doubly stochastic                         |
+| T_k    | `hocket.core.topology.pair`  | one exchange; doubly stochastic                         |
 
 An exchange is a *pair*: an active learner offers its model x_a; the passive one answers at once,
 from a service that runs beside its gradient, with h = (x_p - x_a) / 2. The one adds h, the other
@@ -46,13 +46,13 @@ from typing import ClassVar, Literal
 
 import torch
 
-from hocket import topology
-from hocket.effects import Grad
+from hocket.core import topology
+from hocket.core.effects import Grad
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State, Strategy
 from hocket.errors import PeerLostError, WaitTimeoutError, require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategy import State, Strategy
 
 
 @dataclass

@@ -26,8 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.learner import Learner
-from hocket.strategy import State, Strategy
+from hocket.core.learner import Learner
+from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)

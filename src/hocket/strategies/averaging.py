@@ -1,179 +1,42 @@
-"""The shape all averaging methods share: walk alone, meet, apply an outer rule.
+"""Model averaging: learners train alone for a while, then all go on from the mean of their models.
 
-    inner optimizer   the configured one: how a learner walks
-    sync period       K local steps, `sync_every`
-    outer rule        what becomes of the mean of the models: `outer_`
-    local momentum    what becomes of the optimizer's moments: `local_momentum`
+    w <- sum_j n_j w_j / sum_j n_j                                                      (1)
 
-| method           | outer rule                                | local momentum by default |
-|------------------|-------------------------------------------|---------------------------|
-| kstep, averaging | start from the mean                       | keep                      |
-| bmuf             | filter the step of the mean (block momentum) | reset                  |
-| diloco           | the same, as an outer Nesterov SGD        | keep                      |
+References: H. Su and H. Chen, "Experiments on parallel training of deep neural network using model
+averaging", arXiv:1507.01239 (2015): every few minibatches, by allreduce. Also known as BSP (J. Li
+et al., Interspeech 2017: after 25,600 frames) and, once per archive of about 400,000 frames, as the
+averaging of Kaldi (D. Povey, X. Zhang, S. Khudanpur, arXiv:1410.7455).
 
-Local momentum. *keep*: each learner goes on with its own. Heavy-ball SGD is linear in (w, v, g), so
-the mean velocity stays right, and private ones only add spread. *reset*: everybody begins the block
-with none, which loses about 1/(1 - momentum) steps of acceleration a block. *average*: everybody
-begins with the mean, weighted as the models are, at the price of one more vector (two for AdamW).
+| symbol | here         |                                                        |
+|--------|--------------|--------------------------------------------------------|
+| n_j    | (weight)     | frames learner j has used since the last average       |
+| (few)  | `sync_every` | minibatches between two averages; default 10           |
+
+It is the code of `kstep` with another period. For the once-per-archive form set `sync_every` to the
+minibatches of an archive (400,000 frames in minibatches of 512: 781), or beyond those of an epoch
+for one average an epoch: a block ends with its epoch at the latest. As in both papers the rate is
+multiplied by the number of learners (gain 1/P).
+
+Differences from the papers: no pre-training and no natural gradient here (Su and Chen report that
+both help averaging; natural gradient is a matter of the worker). Kaldi leaves jobs with a poor
+objective out of the mean and does not average at all at first; that is not done here.
+Limits: as `kstep`. The sheer average converges more slowly with more learners; see `bmuf`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
-
-from hocket.effects import Mean
-from hocket.errors import require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategy import State, Strategy
-
-LocalMomentum: TypeAlias = Literal["keep", "reset", "average"]
+from hocket.strategies.periodic import Averaging
 
 
 @dataclass(frozen=True)
-class Averaging(Strategy):
-    """K local steps, the mean of the models, an outer rule."""
+class ModelAveraging(Averaging):
+    """The mean of the models every few minibatches, or once per archive."""
 
-    sync_every: int = 16
-    local_momentum: LocalMomentum | None = None  # None: as the method's authors had it
+    sync_every: int = 10
 
-    commits_when: ClassVar[str] = "the average is complete"
-    synchronous: ClassVar[bool] = True
-    usual_momentum: ClassVar[LocalMomentum] = "keep"
-
-    def __post_init__(self) -> None:
-        require(
-            self.sync_every >= 1, f"strategy.sync_every must be at least 1, not {self.sync_every}"
-        )
-        require(
-            self.local_momentum is None or self.local_momentum in get_args(LocalMomentum),
-            f"strategy.local_momentum must be one of {', '.join(get_args(LocalMomentum))}, not "
-            f"{self.local_momentum!r}",
-        )
-
-    def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a policy for momentum that there is none of."""
-        require(
-            self.local_momentum in (None, "keep") or optimizer.has_moments,
-            f"strategy.local_momentum = {self.local_momentum!r} cannot take effect: optimizer "
-            f"{optimizer.name!r} remembers nothing from one step to the next; set "
-            "optimizer.momentum, or leave it out",
-        )
-
-    def gain(self, num_learners: int) -> float:
-        """The average moves as far as one learner did, on P times the data."""
-        return 1.0 / num_learners
-
-    def block(self, state: State) -> int:
-        """Return how many local steps come before the next average."""
-        return self.sync_every
-
-    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
-        """Turn the mean, which lies in `state.params`, into the model that all start from next."""
-        state.params.copy_(mean.value)
-
-    async def run(self, me: Learner, state: State) -> State:
-        """Walk, average, outer rule, local momentum, commit."""
-        while (await me.boundary(state)).go_on:
-            await walk(me, state, self.block(state))
-            mean = await me.allreduce_(state.params)
-            self.outer_(state, mean, len(me.alive))
-            await meet_moments(me, state, self.local_momentum or self.usual_momentum)
-            await me.commit()
-        return state
-
-
-async def walk(me: Learner, state: State, steps: int, scale: float = 1.0) -> None:
-    """Take so many local steps, at `scale` times the local rate, or as many as the epoch has left.
-
-    A dry draw that is told in the same words again means that every round has been dealt out; one
-    alone may be a gap in this learner's column while others still have an item in the next round.
-    """
-    last = None
-    for _ in range(steps):
-        grad = await me.gradient(state.params)
-        if not grad.frames and grad.tickets == last:
-            break
-        last = grad.tickets
-        me.step_(state.params, grad, state.optimizer, scale)
-
-
-async def meet_moments(me: Learner, state: State, policy: LocalMomentum) -> None:
-    """Keep, forget or average what the optimizer remembers; before the commit, which ends weights.
-
-    A learner that was dry all along has moments of zero and weight 0: it takes part, so that all
-    issue the same collectives.
-    """
-    if policy == "reset":
-        me.optimizer.forget_(state.optimizer)
-    elif policy == "average":
-        moments = me.optimizer.moments(state.params, state.optimizer)
-        means = [(await me.allreduce(moment)).value for moment in moments]
-        me.optimizer.remember_(state.optimizer, means)
-
-
-# ---------------------------------------------------------------------------- block momentum
-
-
-@dataclass
-class BlockState(State):
-    """The point all started the block from, and the filter's memory."""
-
-    start: Flat  # W_g(t-1)
-    delta: Flat  # Delta(t-1)
-    momentum: float = 0.0  # eta of the last block, to tell W from W_g
-    frames: float = 0.0  # learnt by all so far
-
-
-@dataclass(frozen=True)
-class BlockFilter(Averaging):
-    """An outer rule with momentum: SGD on the step that a block made, as if it were a gradient."""
-
-    def filter_of(self, num_learners: int) -> tuple[float, float, bool]:
-        """Return eta, zeta and whether the momentum is Nesterov's."""
-        raise NotImplementedError
-
-    def init(self, params: Flat, optimizer: Optimizer) -> BlockState:
-        """Start everywhere from the same point, the filter at rest."""
-        return BlockState(params, optimizer.init(params), params.clone(), torch.zeros_like(params))
-
-    def model(self, state: State) -> Flat:
-        """W(t): with Nesterov's momentum learners start a step ahead of it."""
-        assert isinstance(state, BlockState)
-        ahead = state.momentum and self.filter_of(1)[2]
-        return state.params - state.momentum * state.delta if ahead else state.params
-
-    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
-        """Start from the filter's point: it is the same on all old learners."""
-        before = old[rank % len(old)]
-        assert isinstance(before, BlockState)
-        return replace(before, params=before.start.clone())
-
-    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
-        """Filter the block's step; a block in which nobody learnt anything moves nothing."""
-        assert isinstance(state, BlockState)
-        state.frames += mean.weight
-        if mean.weight:
-            eta, zeta, nesterov = self.filter_of(num_learners)
-            filter_block_(state, mean.value, eta, zeta, nesterov=nesterov)
-        state.params.copy_(state.start)
-
-
-def filter_block_(
-    state: BlockState, mean: Flat, eta: float, zeta: float, *, nesterov: bool
-) -> None:
-    """Change the filter's memory and the point to start from (equations 1 to 3 of `bmuf`)."""
-    g = mean - state.start  # eq. 1
-    state.delta.mul_(eta).add_(g, alpha=zeta)  # eq. 2
-    state.momentum = eta
-    if eta == 0.0 and zeta == 1.0:
-        state.start.copy_(mean)  # the average itself, without the rounding of eq. 3
-    elif nesterov:
-        state.start.add_(g, alpha=zeta).add_(state.delta, alpha=eta)  # eq. 3b
-    else:
-        state.start.add_(state.delta)  # eq. 3a
+    name: ClassVar[str] = "averaging"
+    paper: ClassVar[str] = "Su and Chen 2015 (arXiv:1507.01239); Povey et al. 2014"
+    summary: ClassVar[str] = "the mean of the models every few minibatches, or once per archive"

@@ -41,10 +41,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.effects import Mean
+from hocket.core.effects import Mean
+from hocket.core.strategy import State
 from hocket.errors import require
-from hocket.strategies.averaging import BlockFilter, BlockState, LocalMomentum
-from hocket.strategy import State
+from hocket.strategies.periodic import BlockFilter, BlockState, LocalMomentum
 
 
 @dataclass(frozen=True)

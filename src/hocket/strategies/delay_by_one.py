@@ -30,9 +30,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.effects import AllReduce
-from hocket.learner import Learner
-from hocket.strategy import State, Strategy
+from hocket.core.effects import AllReduce
+from hocket.core.learner import Learner
+from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)

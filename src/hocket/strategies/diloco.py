@@ -32,10 +32,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, get_args
 
+from hocket.core.flat import Flat
+from hocket.core.strategy import State
 from hocket.errors import require
-from hocket.flat import Flat
-from hocket.strategies.averaging import BlockFilter
-from hocket.strategy import State
+from hocket.strategies.periodic import BlockFilter
 
 Outer: TypeAlias = Literal["nesterov", "momentum", "sgd"]
 

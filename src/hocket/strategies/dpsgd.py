@@ -27,7 +27,7 @@ makes a round wait for the slowest learner, where the paper's waits for the slow
 A lost learner's weight falls to whoever waited for it; from the next round on the topology is
 drawn up among the living.
 
-Limits: the fixed ring mixes the more slowly the longer it is (`hocket.topology`).
+Limits: the fixed ring mixes the more slowly the longer it is (`hocket.core.topology`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from typing import ClassVar
 
 import torch
 
-from hocket import topology
+from hocket.core import topology
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State, Strategy
 from hocket.errors import PeerLostError, require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategy import State, Strategy
 
 
 @dataclass

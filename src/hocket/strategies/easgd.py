@@ -47,12 +47,12 @@ from typing import ClassVar, Final, Literal
 
 import torch
 
-from hocket.effects import Grad
+from hocket.core.effects import Grad
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State, Strategy
 from hocket.errors import PeerLostError, require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategy import State, Strategy
 
 BETA: Final = 0.9  # alpha = beta / P by default, as in the paper's experiments
 

@@ -30,11 +30,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.effects import Grad, Mean
+from hocket.core.effects import Grad, Mean
+from hocket.core.learner import Learner
+from hocket.core.strategy import State
 from hocket.errors import PeerLostError, require
-from hocket.learner import Learner
 from hocket.strategies.adpsgd import ADPSGD, Hearsay, RingState
-from hocket.strategy import State
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,14 @@ from typing import ClassVar
 
 import torch
 
-from hocket.data.pool import Ticket
-from hocket.effects import Progress
+from hocket.core.accounts import Ticket
+from hocket.core.effects import Progress
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State
 from hocket.errors import DivergedError, require
-from hocket.flat import Flat
-from hocket.learner import Learner
-from hocket.optim.optimizer import Optimizer
-from hocket.strategies.averaging import Averaging, LocalMomentum, meet_moments
-from hocket.strategy import State
+from hocket.strategies.periodic import Averaging, LocalMomentum, meet_moments
 
 MAX_CHANGE_FIRST = 0.5**0.5  # nnet3's, beside the halved minibatch
 

@@ -22,7 +22,7 @@ the averaged model.
 
 Differences from the paper: the mean is weighted by frames; the last block of an epoch is shorter,
 so that an epoch's data are exactly used up. What the paper does with local momentum is not known to
-us: `local_momentum` offers all three (`hocket.strategies.averaging`). The adaptive measures are a
+us: `local_momentum` offers all three (`hocket.strategies.periodic`). The adaptive measures are a
 strategy of their own, `adaptive-kstep`.
 Limits: every average waits for the slowest learner; too large a K late in training leaves a plateau
 above the sequential loss.
@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.strategies.averaging import Averaging
+from hocket.strategies.periodic import Averaging
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hocket.core.strategy import Strategy
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
 from hocket.strategies import ADMM, BMUF, EASGD, AsyncEASGD, ModelAveraging
-from hocket.strategy import Strategy
 
 SYNC_EVERY = 4  # for all: 16 learners then meet often enough for block momentum 1 - 1/16
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from hocket.core.strategy import Strategy
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Bar, Spread
 from hocket.reproduce import checks
@@ -12,7 +13,6 @@ from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Arm, Found
 from hocket.strategies import AdaptiveKStep, KStep
-from hocket.strategy import Strategy
 
 
 class KSweep(Claim):

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from hocket.core.task import Task
 from hocket.models import DNN, PNorm
 from hocket.optim import NaturalSGD
 from hocket.report import charts
@@ -14,9 +15,8 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found, Outcome
-from hocket.runtime.cost import Cluster
+from hocket.runtime.sim.cost import Cluster
 from hocket.strategies import ModelAveraging, Sequential
-from hocket.task import Task
 
 RULES = {
     # The same limits on a step for both, so that the preconditioner is the only difference.

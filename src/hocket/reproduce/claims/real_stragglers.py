@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hocket.core.task import Task
 from hocket.optim import Exponential
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
@@ -13,7 +14,6 @@ from hocket.reproduce.paced import Paced
 from hocket.reproduce.rings import METHODS, speed
 from hocket.reproduce.tasks import synthetic
 from hocket.strategies import Sequential
-from hocket.task import Task
 
 LEARNERS = 4
 KEPT = 0.95  # of the summed speed of all learners

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from hocket import topology
+from hocket.core import topology
+from hocket.core.strategy import Strategy
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
@@ -13,7 +14,6 @@ from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
 from hocket.strategies import ADPSGD, DPSGD
-from hocket.strategy import Strategy
 
 STEPS = 8  # a learner's own rate, as a multiple of the sequential one: that of 8 learners
 DRAWN = 64  # random matrices to average over

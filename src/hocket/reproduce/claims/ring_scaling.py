@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hocket.flat import Layout
+from hocket.core.flat import Layout
 from hocket.optim import Exponential
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
@@ -13,7 +13,7 @@ from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
 from hocket.reproduce.rings import METHODS, speed
-from hocket.runtime.cost import Cluster, Host
+from hocket.runtime.sim.cost import Cluster, Host
 
 # The published system: 43 M parameters, 0.28 s for a minibatch on a V100, 100 Gbit/s. Sending the
 # model once takes 172 MB * 8 / 100 Gbit/s = 13.8 ms: a minibatch lasts 20 times as long.

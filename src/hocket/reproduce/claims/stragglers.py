@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hocket.core.task import Task
 from hocket.optim import Exponential
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
@@ -13,8 +14,7 @@ from hocket.reproduce.claim import Bench, Claim, Run, Scale
 from hocket.reproduce.outcome import Found
 from hocket.reproduce.rings import METHODS, speed
 from hocket.reproduce.tasks import synthetic
-from hocket.runtime.cost import Cluster, Host, Slow
-from hocket.task import Task
+from hocket.runtime.sim.cost import Cluster, Host, Slow
 
 FRAMES_PER_S = 10_000.0
 KEPT = 0.95  # of the summed speed of all learners

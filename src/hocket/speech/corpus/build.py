@@ -30,15 +30,15 @@ from typing import Any, Final
 import numpy as np
 from scipy.signal import firwin, resample_poly
 
-from hocket.files import atomically
-from hocket.parallel import chunks, default_jobs, ordered_map
-from hocket.progress import progress
-from hocket.speech import audio
 from hocket.speech.corpus import acoustics, espeak
 from hocket.speech.corpus.acoustics import Signal
 from hocket.speech.corpus.options import KINDS, NUM_NOISES, SPLITS, CorpusOptions
 from hocket.speech.corpus.recording import NOISE_LEVEL, Microphone
 from hocket.speech.errors import SpeechError
+from hocket.speech.input import audio
+from hocket.support.files import atomically
+from hocket.support.parallel import chunks, default_jobs, ordered_map
+from hocket.support.progress import progress
 
 SHARE: Final = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the voices
 NOISE_S: Final = 12.0

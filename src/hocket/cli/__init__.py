@@ -1,0 +1,1 @@
+"""The command line, one module per group of commands. May import all; nothing imports it."""

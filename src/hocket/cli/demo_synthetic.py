@@ -1,0 +1,128 @@
+"""`hocket demo synthetic`: one learner, two real ones, and a simulated cluster, side by side."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hocket import api
+from hocket.api import Result
+from hocket.data.synthetic import Synthetic
+from hocket.models.dnn import DNN
+from hocket.optim import SGD, Exponential
+from hocket.runtime.sim.cost import Cluster, Host, Slow
+
+TASK = Synthetic(
+    num_frames=80_000, dev_frames=10_000, batch_frames=128, model=DNN(layers=3, width=512)
+)
+OPTIMIZER = SGD(lr=0.1)
+SCHEDULE = Exponential(epochs=3, final_factor=0.05)
+TARGET_LOSS = 0.95
+ONE = Cluster((Host(frames_per_s=10_000, jitter=0.1),))
+EIGHT = Cluster((Host(count=8, frames_per_s=10_000, bandwidth_gbit=1.0, jitter=0.1),))
+UNEVEN = Cluster(EIGHT.hosts, slow=(Slow(rank=5, factor=4.0),))
+
+
+def run(out: Path) -> int:
+    """Train in several ways and print one table."""
+    console = Console()
+    floor = TASK.bayes_error("dev")
+    console.print(
+        f"Synthetic frames, {TASK.num_classes} overlapping classes. The best any model can do: "
+        f"frame accuracy {1 - floor:.3f} (Bayes).\n"
+    )
+    rows: list[tuple[str, str, Result, Result]] = []
+    alone = _real("sequential", 1, out)
+    rows.append(("sequential", "real", alone, alone))
+    for strategy in ("allreduce", "kstep"):
+        rows.append((strategy, "real", _real(strategy, 2, out), alone))
+    virtual = _simulated("sequential", ONE, out, "1")
+    rows.append(("sequential", "simulated", virtual, virtual))
+    for strategy in ("allreduce", "kstep"):
+        even = _simulated(strategy, EIGHT, out, "8")
+        rows.append((strategy, "simulated", even, virtual))
+        uneven = _simulated(strategy, UNEVEN, out, "8-uneven")
+        rows.append((strategy, "slow one", uneven, virtual))
+    console.print(_table(rows))
+    console.print(
+        "real: learner processes on this machine. simulated: virtual time, hosts\n"
+        "joined by 1 Gbit/s; slow one: one learner takes 4 times as long. Speed-up:\n"
+        "frames/s against one learner of the same world, evaluation left out;\n"
+        f"to {TARGET_LOSS}: the same by the time until the dev loss is that low.\n"
+        "busy: share of the time spent computing gradients.\n"
+        f"Runs, metrics and TensorBoard events: {out}/"
+    )
+    return 0
+
+
+def _real(strategy: str, learners: int, out: Path) -> Result:
+    path = _cleared(out / f"{strategy}-{learners}")
+    return _whole(
+        api.train(
+            TASK,
+            strategy=strategy,
+            learners=learners,
+            optimizer=OPTIMIZER,
+            schedule=SCHEDULE,
+            evaluate_every=0.25,
+            out=path,
+        )
+    )
+
+
+def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
+    path = _cleared(out / f"{strategy}-simulated-{name}")
+    return _whole(
+        api.simulate(
+            TASK,
+            strategy=strategy,
+            cluster=cluster,
+            optimizer=OPTIMIZER,
+            schedule=SCHEDULE,
+            evaluate_every=0.25,
+            out=path,
+        )
+    )
+
+
+def _cleared(path: Path) -> Path:
+    """Remove an earlier demo's run of the same name, and nothing else."""
+    if (path / "config.json").exists():
+        shutil.rmtree(path)
+    return path
+
+
+def _whole(result: Result) -> Result:
+    if result.stopped:
+        raise KeyboardInterrupt
+    return result
+
+
+def _ratio(base: float | None, time_s: float | None) -> str:
+    return f"{base / time_s:.2f}" if base and time_s else "-"
+
+
+def _table(rows: list[tuple[str, str, Result, Result]]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("world", no_wrap=True)
+    for heading in ("P", "time", "speed-up", f"to {TARGET_LOSS}", "busy", "dev loss", "acc."):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for strategy, world, result, base in rows:
+        busy = [one.utilisation for one in result.learners]
+        table.add_row(
+            strategy,
+            world,
+            str(len(result.learners)),
+            f"{result.time_s:.1f} s",
+            f"{result.frames_per_s / base.frames_per_s:.2f}",
+            _ratio(base.time_to(TARGET_LOSS), result.time_to(TARGET_LOSS)),
+            f"{sum(busy) / len(busy):.0%}",
+            f"{result.loss:.3f}",
+            f"{result.accuracy:.3f}",
+        )
+    return table

@@ -1,0 +1,109 @@
+"""`hocket import` and `hocket export`: Kaldi's files in and out. Thin, like `cli.py`."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+from pathlib import Path
+from typing import Final
+
+from hocket.errors import ConfigError, HocketError
+
+IMPORT: Final = """\
+Makes an experiment of what a Kaldi GMM system leaves: features and the pdf of every frame.
+
+examples (after Kaldi's steps/align_fmllr.sh or the like has written exp/ali and exp/ali_dev):
+  for d in ali ali_dev; do for f in exp/$d/ali.*.gz; do
+    ali-to-pdf exp/$d/final.mdl "ark:gunzip -c $f|" "ark:|gzip -c > ${f%/*}/pdf.${f##*/ali.}"
+  done; done
+  hocket import --train data/train --train-ali 'exp/ali/pdf.*.gz' \\
+      --dev data/dev --dev-ali 'exp/ali_dev/pdf.*.gz' --test data/test \\
+      --num-pdfs $(tree-info exp/tri/tree | awk '/num-pdfs/ {print $2}') --out exp/hocket
+  hocket train exp/hocket --strategy kstep --learners 4 --out runs/k4
+  hocket decode runs/k4 --write-loglikes loglikes.ark --split test
+  latgen-faster-mapped --acoustic-scale=0.1 --word-symbol-table=exp/tri/graph/words.txt \\
+      exp/tri/final.mdl exp/tri/graph/HCLG.fst ark:loglikes.ark 'ark:|gzip -c > lat.1.gz'
+"""
+
+EXPORT: Final = """\
+Writes an experiment's features and alignments as Kaldi's archives: OUT/SPLIT/feats.ark, feats.scp,
+pdf.ark.gz, utt2spk, text. `hocket import` reads them back.
+
+example:
+  hocket export exp/digits --out kaldi/digits --features mfcc
+"""
+
+
+def add_import(command: argparse.ArgumentParser) -> None:
+    """Declare the options of `hocket import`."""
+    add = command.add_argument
+    for split in ("train", "dev", "test"):
+        needed = split != "test"
+        add(f"--{split}", type=Path, metavar="DIR", required=needed, help="with feats.scp")
+        if needed:
+            ali = f"--{split}-ali"
+            add(ali, metavar="FILES", required=True, help="pdf alignments; quote a pattern")
+    add("--num-pdfs", type=int, required=True, metavar="N", help="outputs of the network")
+    add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
+    add("--quiet", action="store_true", help="no progress")
+
+
+def add_export(command: argparse.ArgumentParser) -> None:
+    """Declare the options of `hocket export`."""
+    command.add_argument("experiment", type=Path, metavar="EXP")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR")
+    command.add_argument("--features", default=None, metavar="KIND", help="default: the first kind")
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Import what Kaldi left."""
+    try:
+        from hocket.speech.input.kaldi_files import Import, KaldiSplit
+    except ImportError as error:
+        raise missing(error) from error
+    if args.num_pdfs < 2:
+        raise ConfigError(f"--num-pdfs must be at least 2, not {args.num_pdfs}")
+    splits = {
+        "train": KaldiSplit(args.train, _files(args.train_ali)),
+        "dev": KaldiSplit(args.dev, _files(args.dev_ali)),
+    }
+    if args.test is not None:
+        splits["test"] = KaldiSplit(args.test, [])
+    work = Import(splits, args.num_pdfs, args.out, show=not args.quiet)
+    for split, frames in work.run().items():
+        print(f"{split}: {frames:,} frames")
+    if work.left_out:
+        print(f"{len(work.left_out):,} utterances left out: {args.out / 'left_out.txt'}")
+    print(f"next: hocket train {args.out} --out runs/{args.out.name}")
+    return 0
+
+
+def _files(pattern: str) -> list[Path]:
+    found = sorted(Path(name) for name in glob.glob(pattern))
+    if not found:
+        raise ConfigError(f"no file matches {pattern!r}: quote the pattern, and check the folder")
+    return found
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Export an experiment."""
+    try:
+        from hocket.speech.input.kaldi_files import export
+    except ImportError as error:
+        raise missing(error) from error
+    from hocket.speech.features.store import kinds_in
+    from hocket.speech.task import SpeechTask
+
+    task = SpeechTask(str(args.experiment))
+    kinds = kinds_in(args.experiment / "features" / "train")
+    kind = args.features or task.kind
+    if kinds and kind not in kinds:
+        raise ConfigError(f"{args.experiment} has no {kind} features, but {', '.join(kinds)}")
+    for split, count in export(args.experiment, args.out, kind).items():
+        print(f"{split}: {count:,} utterances in {args.out / split}")
+    return 0
+
+
+def missing(error: ImportError) -> HocketError:
+    """Say which extra brings kaldiio."""
+    return HocketError(f"{error.name} is not installed: pip install 'hocket[kaldi]'")

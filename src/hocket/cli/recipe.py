@@ -1,0 +1,96 @@
+"""Recipes: a corpus, its preparation and the settings of training, as one command.
+
+A recipe makes a folder that `hocket train` and `hocket simulate` take as their TASK:
+
+    OUT/corpus/       the synthesised speech
+    OUT/...           what `hocket prepare` makes: features, alignment, decoding graph, ...
+    OUT/train.toml    the recipe's settings, which runs on OUT begin with (config.py, `defaults`)
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hocket import config
+from hocket.errors import HocketError
+from hocket.speech.corpus.build import build
+from hocket.speech.corpus.options import CorpusOptions
+from hocket.speech.decode.evaluation import Evaluation
+from hocket.speech.prepare import Preparation, PrepareOptions
+from hocket.support.parallel import default_jobs
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a task."""
+
+    name: str
+    corpus: CorpusOptions
+    prepare: PrepareOptions
+    train: Path  # a TOML file
+    lm_text: bool = False  # the language model sees the corpus's lm.txt beside the transcripts
+    frozen: str = ""  # digest of the corpus that published figures are of
+
+    def make(self, out: Path, *, jobs: int | None = None, show: bool = True) -> Evaluation:
+        """Make the task's folder, or finish it; return how well its GMM-HMM recognises."""
+        jobs = jobs or default_jobs()
+        corpus = out / "corpus"
+        build(self.corpus, corpus, jobs=jobs, show=show)
+        self._compare(corpus)
+        options = self.prepare
+        if self.lm_text:
+            options = dataclasses.replace(options, lm_text=str(corpus / "lm.txt"))
+        found = Preparation(corpus, out, options, jobs, show=show).run()
+        config.read(self.train)  # a mistake in it should not be found by the first run
+        (out / config.DEFAULTS).write_text(self.train.read_text())
+        return found
+
+    def _compare(self, corpus: Path) -> None:
+        """Say so if this is not the corpus that published figures are of."""
+        found = digest(corpus)
+        if self.frozen and found != self.frozen:
+            print(
+                f"note: this machine spoke another corpus ({found}) than the one the published "
+                f"figures of {self.name!r} are of ({self.frozen}): another espeak-ng, probably. "
+                "Compare runs with each other, not with those figures",
+                file=sys.stderr,
+            )
+
+
+def digest(corpus: Path) -> str:
+    """Return a short name for what is said in a corpus, by whom, and how long it takes."""
+    names = [f"{split}/{table}" for split in ("train", "dev", "test") for table in _TABLES]
+    text = "".join((corpus / name).read_text() for name in names)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+_TABLES = ("text", "utt2spk", "utt2dur", "spk2voice")
+
+
+def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
+    """The command of a recipe."""
+    parser = argparse.ArgumentParser(
+        description=f"Makes the task of the recipe {recipe.name!r}: a folder for `hocket train`. "
+        "What is there already is kept; an interrupted call goes on where it was.",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="the task's folder")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    args = parser.parse_args(argv)
+    try:
+        found = recipe.make(args.out, jobs=args.jobs, show=not args.quiet)
+    except HocketError as error:
+        print(f"{recipe.name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{recipe.name}: stopped; the same command goes on", file=sys.stderr)
+        return 130
+    print(f"{found.system}: {found.split} {found.score}")
+    print(f"next: hocket train {args.out} --strategy kstep --learners 2 --out runs/{recipe.name}")
+    return 0

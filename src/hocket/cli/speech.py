@@ -1,0 +1,351 @@
+"""The commands of the speech side: corpus, prepare, decode, score. Thin, like `cli.py`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from hocket.cli import kaldi
+from hocket.errors import ConfigError, HocketError
+from hocket.support.parallel import default_jobs
+
+_CORPUS = """\
+Speaks with espeak-ng: many voices, accents, rates and pitches; rooms and noise; train, dev and test
+with different voices and noise, half of the speakers women. The same seed gives the same audio.
+Needs the extra: pip install 'hocket[corpus]'.
+
+examples:
+  hocket corpus digits --out data/digits --hours 0.5 --snr 5:20
+  hocket corpus assistant --out data/assistant --hours 1     # set an alarm for half past seven
+  hocket corpus digits --out data/clean --hours 0.2 --clean
+
+what comes out:
+  DIR/train DIR/dev DIR/test   Kaldi data directories; phones.ctm holds the phoneme times
+  DIR/lexicon.txt              the synthesiser's own pronunciations
+  DIR/lm.txt                   text for a language model (assistant)
+"""
+
+_PREPARE = """\
+From audio to what a network is trained on: features, a lexicon, a GMM-HMM (flat start, monophones,
+tied triphones), an alignment, a decoding graph, and the GMM-HMM's own word error rate.
+
+DATA holds the folders train, dev and test, or is speech data itself: a Kaldi data directory, lhotse
+cuts, or a plain folder of wav and flac files with NAME.txt beside each (or one transcripts.txt).
+Dev is held out of train if it is missing, and so is test, unless DATA has splits. Each step is kept
+until its input or its options change, so an interrupted or repeated call goes on where it must. Bad
+utterances are left out, counted, and listed in EXP/left_out.txt.
+
+examples:
+  hocket prepare data/digits --out exp/digits
+  hocket prepare data/mine --out exp/mine --lexicon my_lexicon.txt --senones 1000
+then:
+  hocket train exp/digits --strategy kstep --learners 2 --out runs/digits
+"""
+
+_DECODE = """\
+Recognises with the network that a run ended with. Acoustic scale and word penalty are tuned on dev
+(the grid is widened until the best lies inside), then the test set is decoded and scored.
+
+examples:
+  hocket decode runs/digits
+  hocket decode runs/digits --split dev --beam 15
+  hocket decode runs/digits --write-loglikes out.ark     # for Kaldi's own decoder
+
+writes RUN/decode/test.hyp (Kaldi's text format) and RUN/decode/result.json
+"""
+
+
+_SCORE = """\
+Word error rate with a 95 % bootstrap interval, errors by kind and by speaker; or, of two systems,
+whether one is better (paired bootstrap over the utterances).
+
+examples:
+  hocket score runs/digits                               # a decoded run, or a prepared experiment
+  hocket score runs/digits --worst 10                    # ... and where it went wrong
+  hocket score runs/digits --html worst.html             # ... to look at and to listen to
+  hocket score runs/alone runs/four                      # is the second better?
+  hocket score my.hyp --ref data/digits/test/text        # any two files in Kaldi's text format
+  hocket score my.hyp --ref data/digits/test --cer       # ... characters; speakers from utt2spk
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the speech commands to the parser."""
+    _add_corpus(_command(commands, "corpus", "make a corpus of synthetic speech", _CORPUS))
+    _add_prepare(_command(commands, "prepare", "make an experiment of a corpus", _PREPARE))
+    _add_decode(_command(commands, "decode", "recognise with a trained network", _DECODE))
+    kaldi.add_import(
+        _command(commands, "import", "make an experiment of Kaldi's files", kaldi.IMPORT)
+    )
+    kaldi.add_export(
+        _command(commands, "export", "write an experiment as Kaldi's files", kaldi.EXPORT)
+    )
+    _add_score(_command(commands, "score", "count word errors, compare systems", _SCORE))
+
+
+def _command(commands: Any, name: str, short: str, text: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=short,
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return added
+
+
+def _jobs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--jobs", type=int, metavar="N", default=None, help="processes (default: one per core)"
+    )
+    command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _num_jobs(args: argparse.Namespace) -> int:
+    if args.jobs is not None and args.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, not {args.jobs}")
+    return args.jobs or default_jobs()
+
+
+def needs(error: ImportError) -> HocketError:
+    """Say which extra brings what could not be imported."""
+    extra = "corpus" if error.name in ("espeakng_loader", "scipy") else "speech"
+    return HocketError(f"{error.name} is not installed: pip install 'hocket[{extra}]'")
+
+
+# ---------------------------------------------------------------------------- corpus
+
+
+def _add_corpus(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "kind",
+        metavar="KIND",
+        help="digits (11 words), assistant (sentences of some 1,300 words), mandarin (digits)",
+    )
+    add("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    add("--hours", type=float, default=0.5, metavar="H", help="of training speech (default 0.5)")
+    add(
+        "--held-out-hours",
+        type=float,
+        metavar="H",
+        help="of dev and of test (default: a tenth of --hours, at least 0.1)",
+    )
+    add("--snr", default=None, metavar="A:B", help="noise, in dB below speech (default 5:20)")
+    add("--clean", action="store_true", help="neither noise nor rooms")
+    add("--sample-rate", type=int, default=16000, metavar="HZ", help="8000 or 16000 (default)")
+    add("--seed", type=int, default=0, metavar="S", help="another seed, another corpus")
+    _jobs(command)
+
+
+def _corpus(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.corpus.build import build
+        from hocket.speech.corpus.options import KINDS, CorpusOptions
+    except ImportError as error:
+        raise needs(error) from error
+    if args.clean and args.snr:
+        raise ConfigError(f"--snr {args.snr} cannot take effect beside --clean: leave one out")
+    options = CorpusOptions(
+        kind=args.kind,
+        hours=args.hours,
+        held_out_hours=args.held_out_hours,
+        snr_db=None if args.clean else _snr(args.snr or "5:20"),
+        sample_rate=args.sample_rate,
+        seed=args.seed,
+    )
+    facts = build(options, args.out, jobs=_num_jobs(args), show=not args.quiet)
+    for split in ("train", "dev", "test"):
+        one = facts[split]
+        print(
+            f"{split}: {one['hours']:.2f} h, {one['utterances']:,} utterances by "
+            f"{one['speakers']} speakers"
+        )
+    more = "" if KINDS[args.kind].space else f" --units character --lexicon {args.out}/lexicon.txt"
+    print(f"next: hocket prepare {args.out} --out exp/{args.out.name}{more}")
+    return 0
+
+
+def _snr(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        return float(low), float(high if colon else low)
+    except ValueError:
+        raise ConfigError(f"--snr takes A:B in dB, for example 5:20, not {text!r}") from None
+
+
+# ---------------------------------------------------------------------------- prepare
+
+
+def _add_prepare(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("data", type=Path, metavar="DATA", help="Kaldi, lhotse, or a plain folder")
+    add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
+    add(
+        "--lexicon",
+        default="cmudict",
+        metavar="SOURCE",
+        help="cmudict (espeak-ng fills its gaps), espeak, or a file (default cmudict)",
+    )
+    add("--senones", type=int, default=200, metavar="N", help="outputs of the network (200)")
+    add(
+        "--features",
+        default="fbank",
+        metavar="KINDS",
+        help="what networks read, the default first: fbank (default), mfcc, plp, pitch, or "
+        "plp_pitch (13 PLP and pitch with deltas, 42 in all); several with commas",
+    )
+    add("--resample", type=int, metavar="HZ", help="bring all audio to 8000 or 16000 Hz")
+    add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (40)")
+    add(
+        "--normalisation",
+        choices=["speaker", "utterance", "none"],
+        default="speaker",
+        help="mean and variance per speaker (default) or utterance, for the GMM-HMM",
+    )
+    add(
+        "--units",
+        choices=["word", "character"],
+        default="word",
+        help="character: transcripts without spaces; the error rate is then of characters",
+    )
+    add("--lm-order", type=int, metavar="N", help="of the n-gram (3)")
+    add("--lm-text", default="", metavar="FILE", help="sentences to add to the transcripts for it")
+    add("--arpa", default="", metavar="FILE", help="a finished n-gram instead")
+    add(
+        "--held-out",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="of train, for a split that DATA lacks (0.1)",
+    )
+    _jobs(command)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.gmm.training import GMMOptions
+        from hocket.speech.prepare import Preparation, PrepareOptions
+    except ImportError as error:
+        raise needs(error) from error
+    if args.arpa and args.lm_order is not None:
+        raise ConfigError(f"--lm-order cannot take effect: {args.arpa} has its own; leave it out")
+    options = PrepareOptions(
+        lexicon=args.lexicon,
+        features=tuple(args.features.split(",")),
+        num_bins=args.num_bins,
+        resample=args.resample,
+        normalisation=args.normalisation,
+        lm_order=3 if args.lm_order is None else args.lm_order,
+        lm_text=args.lm_text,
+        arpa=args.arpa,
+        units=args.units,
+        held_out=args.held_out,
+        gmm=GMMOptions(senones=args.senones),
+    )
+    done = Preparation(args.data, args.out, options, _num_jobs(args), show=not args.quiet).run()
+    print(f"{done.system}: {done.split} {done.score}")
+    print(f"next: hocket train {args.out} --out runs/{args.out.name}")
+    return 0
+
+
+# ---------------------------------------------------------------------------- decode and score
+
+
+def _add_decode(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("run", type=Path, metavar="RUN", help="a run directory of `hocket train EXP`")
+    add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
+    add("--beam", type=float, metavar="X", help="wider is slower and surer (10)")
+    add(
+        "--write-loglikes",
+        type=Path,
+        metavar="ARK",
+        help="write log-likelihoods for Kaldi's latgen-faster-mapped instead of decoding",
+    )
+    add("--max-active", type=int, metavar="N", help="paths kept per frame (2000)")
+    add(
+        "--priors",
+        choices=["alignment", "posterior"],
+        default="alignment",
+        help="of senones: their shares of the training frames (default), or the network's own mean "
+        "posterior on 20,000 of them (Kaldi)",
+    )
+    _jobs(command)
+
+
+def _decode(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.decode.decoding import Search
+        from hocket.speech.decode.recognition import decode_run
+    except ImportError as error:
+        raise needs(error) from error
+    if args.write_loglikes is not None:
+        for option in ("beam", "max_active", "jobs"):
+            if getattr(args, option) is not None:
+                raise ConfigError(
+                    f"--{option.replace('_', '-')} cannot take effect beside --write-loglikes: "
+                    "nothing is decoded"
+                )
+        return _write_loglikes(args)
+    given = {k: v for k in ("beam", "max_active") if (v := getattr(args, k)) is not None}
+    found = decode_run(
+        args.run,
+        split=args.split,
+        jobs=_num_jobs(args),
+        search=Search(**given),
+        show=not args.quiet,
+        priors=args.priors,
+    )
+    print(
+        f"tuned on dev: acoustic scale {found.setting.scale:.3g}, word penalty "
+        f"{found.setting.penalty:g}"
+        + ("" if found.inside else " (at the edge of the grid: something is odd with this model)")
+    )
+    print(f"dev {found.dev}")
+    if found.split != "dev":
+        print(f"{found.split} {found.score}")
+    print(f"{found.real_time_factor:.0f} x real time with {found.jobs} processes")
+    return 0
+
+
+def _write_loglikes(args: argparse.Namespace) -> int:
+    from hocket.speech.decode.recognition import loglikes
+
+    try:
+        from hocket.speech.input.kaldi_files import write_matrices
+    except ImportError as error:
+        raise kaldi.missing(error) from error
+    split, matrices = loglikes(args.run, args.split, priors=args.priors, show=not args.quiet)
+    count = write_matrices(args.write_loglikes, matrices)
+    print(f"{count:,} utterances of {split} in {args.write_loglikes} (and .scp beside it)")
+    return 0
+
+
+def _add_score(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("what", type=Path, nargs="+", metavar="WHAT", help="decoded runs, experiments, .hyp files")
+    add("--ref", type=Path, metavar="TEXT", help="the reference, if WHAT is a file")
+    add("--cer", action="store_true", help="count characters, not words (files only)")
+    add("--worst", type=int, metavar="N", help="show the N utterances with the most errors")
+    add("--html", type=Path, metavar="PAGE", help="a page of the worst ones with audio players")
+    add("--json", action="store_true", help="for programs")
+
+
+def _score(args: argparse.Namespace) -> int:
+    try:
+        from hocket.cli import score
+    except ImportError as error:
+        raise needs(error) from error
+    return score.run(args)
+
+
+COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "corpus": _corpus,
+    "prepare": _prepare,
+    "decode": _decode,
+    "score": _score,
+    "import": kaldi.run_import,
+    "export": kaldi.run_export,
+}

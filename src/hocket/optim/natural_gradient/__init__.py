@@ -1,0 +1,13 @@
+"""Natural gradient as Kaldi has it: the estimate, the layers it is put into, SGD built on it.
+
+May import core, errors. `OnlineNaturalGradient` is the mathematics (`online.py`); `NGSGD` is a
+`torch.optim` optimizer for any loop, `NaturalSGD` the optimizer of Hocket's own runs.
+"""
+
+from __future__ import annotations
+
+from hocket.optim.natural_gradient.ngsgd import NGSGD, NaturalSGD
+from hocket.optim.natural_gradient.online import OnlineNaturalGradient
+from hocket.optim.natural_gradient.simple import simple_natural_gradient
+
+__all__ = ["NGSGD", "NaturalSGD", "OnlineNaturalGradient", "simple_natural_gradient"]

@@ -1,0 +1,145 @@
+"""Checkpoints: written at quiet points, atomically, without pickled code.
+
+    RUN/checkpoints/000000123456/       named by frames settled
+        run.json                        ledger, clocks, who took part; written last but one
+        model.safetensors               the evaluated model, by parameter name
+        rank-0.safetensors  rank-0.json each learner's own state
+        ...
+
+Everything is written into a hidden directory beside it, which is renamed when complete: a
+checkpoint is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from hocket.core.packing import flatten, unflatten
+from hocket.errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass
+class Saved:
+    """A checkpoint read back."""
+
+    path: Path
+    run: dict[str, Any]
+    model: dict[str, torch.Tensor]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Who took part."""
+        return list(self.run["ranks"])
+
+    def part(self, rank: int, template: Any, on: torch.device | None = None) -> Any:
+        """Read one learner's state back into the shape of `template`, onto a device."""
+        stem = self.path / f"rank-{rank}"
+        try:
+            skeleton = json.loads(stem.with_suffix(".json").read_text())
+            tensors = load_file(stem.with_suffix(".safetensors"), device=str(on or "cpu"))
+            return unflatten(skeleton, tensors, template)
+        except OSError as error:
+            raise CheckpointError(f"{stem}.*: cannot be read: {error}") from error
+
+    def plain(self, rank: int, key: str) -> Any:
+        """Read one entry of a learner's part that holds no tensors."""
+        skeleton = json.loads((self.path / f"rank-{rank}.json").read_text())
+        return unflatten(dict(skeleton["$dict"])[key], {})
+
+
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    def __init__(self, run_dir: Path, keep: int) -> None:
+        self.dir = run_dir / "checkpoints"
+        self._keep = keep
+
+    def _staging(self, frames: int) -> Path:
+        return self.dir / f".{frames:012d}.partial"
+
+    def write_part(self, frames: int, rank: int, tree: Any) -> None:
+        """Write one learner's state into the staging directory."""
+        staging = self._staging(frames)
+        staging.mkdir(parents=True, exist_ok=True)
+        skeleton, tensors = flatten(tree)
+        _save_tensors(staging / f"rank-{rank}.safetensors", tensors)
+        _write(staging / f"rank-{rank}.json", json.dumps(skeleton))
+
+    def finish(self, frames: int, run: dict[str, Any], model: dict[str, torch.Tensor]) -> Path:
+        """Write the common part and make the checkpoint visible."""
+        staging, final = self._staging(frames), self.dir / f"{frames:012d}"
+        if final.exists() and not staging.exists():
+            return final  # by a learner that died just afterwards
+        _save_tensors(staging / "model.safetensors", model)
+        _write(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
+        replaced = self.dir / f".{frames:012d}.replaced"
+        if final.exists():  # resumed and stopped again before anything was learnt
+            os.replace(final, replaced)
+        os.replace(staging, final)
+        _sync_directory(self.dir)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self.list()[: -self._keep]:
+            shutil.rmtree(old)
+        return final
+
+    def abandon(self, frames: int) -> None:
+        """Remove what was staged; earlier checkpoints are untouched."""
+        shutil.rmtree(self._staging(frames), ignore_errors=True)
+
+    def list(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        if not self.dir.is_dir():
+            return []
+        return sorted(p for p in self.dir.iterdir() if not p.name.startswith("."))
+
+    def latest(self) -> Saved:
+        """Read the newest checkpoint."""
+        paths = self.list()
+        if not paths:
+            raise CheckpointError(
+                f"{self.dir}: no checkpoint to resume from; start again without --resume"
+            )
+        path = paths[-1]
+        try:
+            run = json.loads((path / "run.json").read_text())
+            model = load_file(path / "model.safetensors")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: cannot be read ({error}); remove it to resume from the one before"
+            ) from error
+        if run["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path}: format {run['format']}, but this version reads {FORMAT}"
+            )
+        return Saved(path, run, model)
+
+
+def _save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file({k: t.contiguous().clone() for k, t in tensors.items()}, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

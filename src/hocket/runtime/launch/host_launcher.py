@@ -1,0 +1,188 @@
+"""The launchers of a run on several hosts: the head, which keeps the record, and its outposts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hocket import errors
+from hocket.core.accounts import Books, LostLearner
+from hocket.errors import HocketError, LearnerFailedError, StoreLostError
+from hocket.runtime.launch.hosts import Host
+from hocket.runtime.launch.launcher import Launcher
+from hocket.runtime.launch.learner_process import Place
+
+
+@dataclass
+class Remote:
+    """A learner of another host, as the head knows it."""
+
+    rank: int
+    host: int
+    summary: dict[str, Any] | None = None
+    loss: LostLearner | None = None
+
+    @property
+    def working(self) -> bool:
+        """True if its summary is still to come."""
+        return self.summary is None and self.loss is None
+
+
+@dataclass(kw_only=True)
+class HostLauncher(Launcher):
+    """Common to both: a share of the learners, and a store that somebody else serves."""
+
+    host: Host
+
+    def ranks(self) -> range:
+        """Return this host's share."""
+        return self.host.ranks(self.experiment.options.learners)
+
+    def open_place(self) -> Place:
+        """Return the store of the engine that started all hosts."""
+        self.host.silence_s = self.experiment.options.silence_s
+        return Place(self.host.address, self.host.port, self.host.prefix)
+
+
+@dataclass(kw_only=True)
+class Head(HostLauncher):
+    """The first host's launcher."""
+
+    remote: dict[int, Remote] = field(default_factory=dict)
+
+    def open_place(self) -> Place:
+        """Make the token with which learners know each other, and list those of other hosts."""
+        place = super().open_place()
+        self.put_token(self.host.store)
+        for number in range(1, self.host.count):
+            there = Host(number, self.host.count, self.host.store, "", 0, "")
+            for rank in there.ranks(self.experiment.options.learners):
+                self.remote[rank] = Remote(rank, number)
+        return place
+
+    def at_work(self) -> bool:
+        """True while any learner of any host works."""
+        return super().at_work() or any(r.working for r in self.remote.values())
+
+    def look_around(self) -> None:
+        """Hear what other hosts report; learners of a host that is silent are lost."""
+        self.host.beat()
+        for kind, rank, body in self.host.hear():
+            self._heard(kind, rank, body)
+        for number in self.host.silent():
+            for remote in self.remote.values():
+                if remote.host == number and remote.working:
+                    time_s = self.now_s()
+                    reason = f"host {number} gave no sign of life"
+                    self._lost(remote, LostLearner(remote.rank, time_s, reason, Books()))
+                    if not self.experiment.goes_on_without or not self.anybody_left():
+                        raise LearnerFailedError(
+                            f"rank {remote.rank} is lost: {reason}. Continue with --resume"
+                        )
+
+    def _heard(self, kind: str, rank: int, body: Any) -> None:
+        if kind == "event":
+            self.report(body)
+        elif kind == "done":
+            self.remote[rank].summary = body | {"books": Books(**body["books"])}
+        elif kind == "lost":
+            self._lost(self.remote[rank], LostLearner(**(body | {"books": Books(**body["books"])})))
+        elif kind == "failed":
+            raise _error(*body)
+
+    def _lost(self, remote: Remote, loss: LostLearner) -> None:
+        remote.loss = loss
+        self.note_loss(loss)
+
+    def anybody_left(self) -> bool:
+        """True if a learner of any host works or has finished."""
+        return super().anybody_left() or any(
+            r.working or r.summary is not None for r in self.remote.values()
+        )
+
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """What those who are left report, of all hosts."""
+        remote = [r.summary for r in self.remote.values() if r.summary is not None]
+        return sorted(super().summaries + remote, key=lambda s: int(s["rank"]))
+
+    @property
+    def losses(self) -> list[LostLearner]:
+        """Who was lost, of all hosts."""
+        return super().losses + [r.loss for r in self.remote.values() if r.loss is not None]
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run to the end, and tell the other hosts how it ended."""
+        try:
+            summaries = super().run()
+        except BaseException as error:
+            self.host.fail(f"{type(error).__name__}: {error}")
+            raise
+        plain = [s | {"books": asdict(s["books"])} for s in summaries]
+        losses = [asdict(loss) for loss in self.losses]
+        self.host.finish({"summaries": plain, "losses": losses})
+        return summaries
+
+
+@dataclass(kw_only=True)
+class Outpost(HostLauncher):
+    """Another host's launcher: it hands on what its learners report."""
+
+    told: set[int] = field(default_factory=set)
+    all_losses: list[LostLearner] = field(default_factory=list)
+
+    def look_around(self) -> None:
+        """Hand finished learners' summaries on, and end with the head."""
+        self.host.check_head()
+        for child in self.children:
+            if child.summary is not None and child.rank not in self.told:
+                self.told.add(child.rank)
+                body = child.summary | {"books": asdict(child.summary["books"])}
+                self.host.tell("done", child.rank, body)
+
+    def note_event(self, event: dict[str, Any]) -> None:
+        """Hand an event on."""
+        self.host.tell("event", None, event)
+
+    def note_loss(self, loss: LostLearner) -> None:
+        """Hand a loss on."""
+        self.host.tell("lost", loss.rank, asdict(loss))
+
+    def anybody_left(self) -> bool:
+        """Only the head can know."""
+        return True
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run this host's learners to the end, then hear how the whole run ended."""
+        try:
+            super().run()
+            self.look_around()
+        except BaseException as error:
+            with suppress(StoreLostError):  # it may be just that
+                self.host.tell("failed", None, [type(error).__name__, str(error)])
+            raise
+        outcome = self.host.outcome()
+        self.all_losses = [
+            LostLearner(**(one | {"books": Books(**one["books"])})) for one in outcome["losses"]
+        ]
+        return [s | {"books": Books(**s["books"])} for s in outcome["summaries"]]
+
+    @property
+    def losses(self) -> list[LostLearner]:
+        """Who was lost, of all hosts, once that is known."""
+        return self.all_losses or super().losses
+
+
+def _error(name: str, message: str) -> HocketError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, HocketError):
+        return kind(message)
+    return LearnerFailedError(f"{name}: {message}")
+
+
+def launcher_for(host: Host | None, **options: Any) -> Launcher:
+    """Return the launcher this host needs."""
+    if host is None:
+        return Launcher(**options)
+    return Head(host=host, **options) if host.is_head else Outpost(host=host, **options)

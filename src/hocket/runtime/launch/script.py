@@ -1,0 +1,96 @@
+"""Starts a script on several learners of this host, and leaves survivors alone.
+
+    python -m hocket.launch --learners 4 train.py --my-option 3
+
+For scripts that use `hocket.attach`. torchrun works too, but it ends all processes when one dies;
+this launcher names the one that died and lets the others finish. It ends them all when it is ended
+itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from hocket.errors import require
+from hocket.runtime.net.store import Store
+
+HOST = "127.0.0.1"
+PATIENCE_S = 5.0
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the learners, wait for them, and say who was lost."""
+    parser = argparse.ArgumentParser(prog="python -m hocket.launch", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--learners", type=int, required=True, metavar="N")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of the store")
+    parser.add_argument("script", help="a Python script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    args = parser.parse_args(argv)
+    require(args.learners >= 1, f"--learners must be at least 1, not {args.learners}")
+    store = Store.serve(HOST, args.timeout)
+    learners = [
+        _start(rank, args.learners, store.port, [args.script, *args.arguments])
+        for rank in range(args.learners)
+    ]
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        return _watch(learners)
+    finally:
+        _end(learners)
+
+
+def _start(rank: int, size: int, port: int, command: list[str]) -> subprocess.Popen[bytes]:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    env = os.environ | {key: str(value) for key, value in place.items()}
+    env["HOCKET_STORE"] = f"{HOST}:{port}"
+    return subprocess.Popen([sys.executable, *command], env=env, preexec_fn=_end_with_launcher)
+
+
+def _end_with_launcher() -> None:
+    """No learner outlives its launcher, however that one ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(learners: list[subprocess.Popen[bytes]]) -> int:
+    """Wait for all; a learner that was killed is lost, one that failed is an error."""
+    running = dict(enumerate(learners))
+    lost, failed = 0, 0
+    while running:
+        for rank, process in list(running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del running[rank]
+            if code < 0:
+                lost += 1
+                name = signal.Signals(-code).name
+                print(f"hocket: rank {rank} is lost ({name})", file=sys.stderr, flush=True)
+            elif code > 0:
+                failed = failed or code
+                print(f"hocket: rank {rank} failed (exit code {code})", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+    return failed or int(lost == len(learners))
+
+
+def _end(learners: list[subprocess.Popen[bytes]]) -> None:
+    for process in learners:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + PATIENCE_S
+    for process in learners:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,259 @@
+"""A real learner's end of every collective: blocking calls over the circles it belongs to.
+
+With every collective a few numbers travel first: which one it is and how large (to name a learner
+that is out of step), everybody's weight, and what rides along. Shares are therefore exact before
+anything is added up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from hocket.core.accounts import Note, Tally
+from hocket.core.effects import AllReduce, AllToAll, Broadcast, Grad, Mean, Scores
+from hocket.core.flat import Flat, Parts
+from hocket.core.numerics import shares
+from hocket.core.packing import from_bytes, to_bytes
+from hocket.errors import PeerLostError, WaitTimeoutError, require
+from hocket.runtime.net import operations
+from hocket.runtime.net.agreement import Circle, Operation, Ranks
+from hocket.runtime.net.links import Frame
+from hocket.runtime.net.mesh import Mesh
+from hocket.runtime.net.operations import Collective, Slots
+from hocket.runtime.net.torch_group import DeviceGroup
+from hocket.runtime.shared import reductions
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Riding:
+    """What this learner sends along with a collective of all."""
+
+    tally: Tally
+    stop: bool
+
+    def row(self) -> list[float]:
+        """Return it as numbers."""
+        return [self.tally.loss_sum, float(self.tally.frames), self.tally.correct, float(self.stop)]
+
+
+NOTHING = Riding(Tally(), False)
+
+
+@dataclass
+class _Group:
+    """A circle and the memory it exchanges through."""
+
+    circle: Circle
+    slots: Slots
+    all_near: bool
+
+
+class Exchange:
+    """Blocking collectives. Members of a group must call in the same order."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        size: int,
+        *,
+        timeout_s: float,
+        agreed: Callable[[Ranks], None] = lambda lost: None,
+        vectors: DeviceGroup | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._rank = mesh.rank
+        self._timeout_s = timeout_s
+        self._agreed = agreed
+        self._vectors = vectors  # None: through shared memory and our own sockets
+        self._groups: dict[Ranks, _Group] = {}
+        self._lent: Grad | None = None  # the last mean gradient, still in shared memory
+        self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
+        self._everyone = tuple(range(size))
+        mesh.take = self._take
+        self._world = self._group(None)
+
+    def _group(self, members: Ranks | None) -> _Group:
+        """Return a group, opened when it is first used."""
+        ranks = self._everyone if members is None else members
+        if ranks not in self._groups:
+            require(self._rank in ranks, f"rank {self._rank} issued a collective of group {ranks}")
+            near = self._mesh.near & frozenset(ranks)
+            agreed = self._agreed if ranks == self._everyone else lambda lost: None
+            circle = Circle(self._mesh, ranks, agreed)
+            group = _Group(circle, Slots(self._rank, near), len(near) == len(ranks))
+            self._groups[ranks] = group
+            for frame in self._early.pop(circle.name, []):
+                circle.take(frame)
+        return self._groups[ranks]
+
+    def _take(self, frame: Frame) -> None:
+        for group in list(self._groups.values()):  # the loop may open another meanwhile
+            if group.circle.name == frame.group:
+                group.circle.take(frame)
+                return
+        self._early.setdefault(frame.group, []).append(frame)
+
+    def _hold(self, group: _Group, operation: Operation[T]) -> T:
+        """Hold a collective: look at what comes whenever the circle must wait."""
+        began = time.monotonic()
+        holding = group.circle.hold(operation)
+        while True:
+            try:
+                next(holding)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            if not self._mesh.look(began + self._timeout_s):
+                raise self._timed_out(group.circle.awaits)
+
+    def attend(self) -> None:
+        """Look at what has come, without waiting: others may need an answer."""
+        self._mesh.look(time.monotonic())
+
+    def _timed_out(self, awaited: Ranks) -> WaitTimeoutError:
+        who = ("rank " if len(awaited) == 1 else "ranks ") + ", ".join(map(str, awaited))
+        return WaitTimeoutError(f"{who} did not take part")
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(
+        self, effect: AllReduce, weight: float, riding: Riding = NOTHING
+    ) -> tuple[Mean, Note]:
+        """Return the weighted mean, and what rode along."""
+        value, rows, members = self._reduce(
+            effect.group, "AllReduce", effect.x, [weight, *riding.row()]
+        )
+        weights = [row[0] for row in rows]
+        contributors = sum(w > 0 for w in weights) or len(weights)
+        mean = value.write_(effect.x) if effect.in_place else value.join().to(effect.x.device)
+        return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
+
+    def mean_gradient(
+        self, grad: Grad, riding: Riding = NOTHING, *, lend: bool = False
+    ) -> tuple[Grad, Note]:
+        """Return the frame-weighted mean gradient, and what rode along.
+
+        Lent, it stays in shared memory until `take_back`, which must come before the next
+        collective: only a learner that does one thing at a time can promise that.
+        """
+        row = [float(grad.frames), *riding.row()]
+        own = grad.whole if isinstance(grad.whole, Parts) else grad.vector
+        value, rows, members = self._reduce(None, "MeanGradient", own, row)
+        note = _note(members, rows)
+        frames = int(sum(row[0] for row in rows))
+        on = own.pieces[0][1].device if isinstance(own, Parts) else own.device
+        whole = value if lend and on.type == "cpu" else value.join().to(on)
+        mean = Grad(whole, frames, note.tally.loss_sum, note.tally.correct, grad.tickets)
+        self._lent = mean
+        return mean, note
+
+    def _reduce(
+        self, members: Ranks | None, kind: str, x: Flat | Parts, row: list[float]
+    ) -> tuple[Parts, list[list[float]], Ranks]:
+        group = self._group(members)
+        if self._vectors is not None and members is None:
+            return self._reduce_on_device(self._vectors, kind, x, row)
+        operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
+        value, rows = self._hold(group, operation)
+        return value, rows, operation.members
+
+    def _reduce_on_device(
+        self, vectors: DeviceGroup, kind: str, x: Flat | Parts, row: list[float]
+    ) -> tuple[Parts, list[list[float]], Ranks]:
+        """Agree on the shares, then let torch.distributed add up."""
+        whole = x.join() if isinstance(x, Parts) else x
+        operation = Collective(self._world.slots, kind, whole.numel(), row)
+        rows: list[list[float]] = self._hold(self._world, operation)
+        share = shares([row[0] for row in rows])[operation.me]
+        total = vectors.weighted_sum(whole, share)
+        return Parts(total.numel(), [(0, total)]), rows, operation.members
+
+    def take_back(self) -> None:
+        """End the loan of the last mean gradient: others will write to what it looks at."""
+        if self._lent is not None:
+            self._lent.give_back()
+            self._lent = None
+
+    def broadcast(self, effect: Broadcast) -> tuple[torch.Tensor, Note]:
+        """Return the root's vector."""
+        group = self._group(effect.group)
+        require(
+            effect.root in group.circle.members,
+            f"broadcast from rank {effect.root}, not in {group.circle.members}",
+        )
+        if self._vectors is not None and effect.group is None:
+            note = self._rows("Broadcast", [])[1]
+            return self._vectors.broadcast(effect.x, effect.root), note
+        operation = operations.Broadcast(group.slots, effect.x, effect.root)
+        value = self._hold(group, operation)
+        if value is None:
+            raise PeerLostError(
+                f"rank {self._rank} awaits a broadcast from rank {effect.root}, which is lost"
+            )
+        return value.to(effect.x.device), _present(operation)
+
+    def first_model(self, mine: Flat) -> Flat:
+        """Return the model all begin with: that of the first who lives."""
+        root = 0
+        while True:
+            try:
+                return self.broadcast(Broadcast(mine, root))[0]
+            except PeerLostError:  # for everybody alike
+                root += 1
+
+    def all_to_all(self, effect: AllToAll) -> tuple[list[torch.Tensor], Note]:
+        """Return everybody's stripe for me."""
+        group = self._group(effect.group)
+        operation = operations.Exchanged(group.slots, group.circle.members, effect.stripes)
+        value = [part.to(effect.stripes[0].device) for part in self._hold(group, operation)]
+        return value, _present(operation)
+
+    def scores(self, tally: Tally) -> tuple[Scores, Note]:
+        """Add up everybody's slice of an evaluation."""
+        sums = [tally.loss_sum, float(tally.frames), tally.correct]
+        rows, note = self._rows("Evaluate", sums)
+        return reductions.scores([Tally(r[0], int(r[1]), r[2]) for r in rows]), note
+
+    def gather(self, value: Any) -> tuple[list[Any], Note]:
+        """Return everybody's value, in rank order."""
+        operation = operations.GatherBytes(self._world.slots, to_bytes(value))
+        gathered = self._hold(self._world, operation)
+        return [from_bytes(data) for data in gathered], _present(operation)
+
+    def wait(self) -> tuple[None, Note]:
+        """Wait for everybody."""
+        return None, self._rows("Wait", [])[1]
+
+    def _rows(self, kind: str, values: list[float]) -> tuple[list[list[float]], Note]:
+        operation = Collective(self._world.slots, kind, 0, values)
+        return self._hold(self._world, operation), _present(operation)
+
+    # ------------------------------------------------------------------ what it costs, and the end
+
+    def reduced_bytes(self, num_bytes: int, members: Ranks | None = None) -> int:
+        """What a learner sends: every stripe but its own, then its own to everybody."""
+        size = len(self._group(members).circle.living)
+        return 2 * num_bytes * (size - 1) // size
+
+    def close(self) -> None:
+        """Let go of connections and memory."""
+        self._mesh.drain(time.monotonic() + 1.0)
+        self._mesh.close()
+        for group in self._groups.values():
+            group.slots.close()
+
+
+def _note(members: Ranks, rows: list[list[float]]) -> Note:
+    together = reductions.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
+    return Note(members, together, any(r[4] for r in rows))
+
+
+def _present(operation: Collective) -> Note:
+    return Note(operation.members, Tally(), False, rode=False)

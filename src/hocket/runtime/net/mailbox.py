@@ -1,0 +1,265 @@
+"""Messages between learners: one connection per pair and direction.
+
+Between hosts it is a TCP connection: tensors are sent from where they lie and received where they
+will stay. Within a host it is a Unix socket, and large tensors are handed over in shared memory
+(`parcels.py`): through a socket 27 MB cost sender and receiver 7 ms of processor time each.
+
+A message from A to B with any tag goes through one stream, so order holds per (source, destination,
+tag). A reader thread takes in whatever arrives, so a sender never waits for a receiver to ask, and
+an end-of-file tells at once that a peer is gone.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hocket.core.effects import Message
+from hocket.core.packing import Buffer, from_buffer, to_parts
+from hocket.errors import WaitTimeoutError
+from hocket.runtime.net.handover import Parcels
+from hocket.runtime.net.links import (
+    CLOEXEC,
+    close_after_fork,
+    descriptors,
+    local_name,
+    notice_a_vanished_host,
+)
+from hocket.runtime.net.store import Store
+
+_HEAD = struct.Struct("<qq")  # length of the tag, length of the payload
+_HELLO = struct.Struct("<q16s")  # rank, token of the run
+_CHUNK = 1 << 20
+_BUFFER_BYTES = 1 << 22  # of a socket: sender and receiver then work at the same time
+_MAX_PARTS = 64  # of one sendmsg
+_MAX_FDS = 64  # that come with one message
+
+
+@dataclass
+class _Stream:
+    """What one incoming connection is in the middle of, and who is at its other end."""
+
+    rank: int | None = None
+    head: bytearray = field(default_factory=bytearray)
+    tag: str | None = None
+    payload: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    filled: int = 0
+    fds: list[int] = field(default_factory=list)  # of slots that come with the message
+
+    def wanted(self) -> int:
+        """Bytes until the head is complete: a hello, then lengths, then a tag."""
+        if self.rank is None:
+            return _HELLO.size - len(self.head)
+        if len(self.head) < _HEAD.size:
+            return _HEAD.size - len(self.head)
+        return int(_HEAD.size + _HEAD.unpack_from(self.head)[0] - len(self.head))
+
+
+class Mailbox:
+    """Sends at once; hands what arrives to `arrived(message)`, what is lost to `lost(rank)`."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        address: str,
+        token: bytes,
+        *,
+        size: int,
+        near: frozenset[int],
+        arrived: Callable[[Message], None],
+        lost: Callable[[int], None],
+        failed: Callable[[Exception], None],
+        timeout_s: float,
+    ) -> None:
+        self._rank = rank
+        self._near = near
+        self._parcels = Parcels(rank, near)
+        self._token = token
+        self._arrived = arrived
+        self._lost = lost
+        self._failed = failed
+        self._timeout_s = timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._listeners = [socket.create_server((address, 0), backlog=128)]
+        if len(near) > 1:
+            self._listeners.append(self._listen_nearby())
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._closed = False
+        self._incoming: list[socket.socket] = []
+        for one in (*self._listeners, self._wake_r):
+            self._selector.register(one, selectors.EVENT_READ, None)
+        port = self._listeners[0].getsockname()[1]
+        store.put(f"mailbox/{rank}", f"{address}:{port}")
+        self._thread = threading.Thread(target=self._read_all, name="mailbox", daemon=True)
+        self._thread.start()
+        # To everybody, at once: whoever waits for a message must see its sender die.
+        self._outgoing = {to: self._connect(store, to) for to in range(size) if to != rank}
+        close_after_fork(lambda: [*self._outgoing.values(), *self._incoming])
+
+    def _name(self, rank: int) -> str:
+        return local_name("mail", self._token, rank)
+
+    def _listen_nearby(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self._name(self._rank))
+        listener.listen(128)
+        return listener
+
+    def _connect(self, store: Store, to: int) -> socket.socket:
+        host, _, port = store.get(f"mailbox/{to}").rpartition(":")
+        if to in self._near:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(self._timeout_s)
+            connection.connect(self._name(to))
+        else:
+            connection = socket.create_connection((host, int(port)), timeout=self._timeout_s)
+            notice_a_vanished_host(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        connection.sendall(_HELLO.pack(self._rank, self._token))
+        return connection
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, to: int, tag: str, payload: Any) -> int:
+        """Send a message and return its bytes; one to a lost learner is dropped."""
+        connection = self._outgoing.get(to)
+        if connection is None:
+            return 0
+        fds: list[int] = []
+        handed_over: list[int] = []
+
+        def put(tensor: torch.Tensor) -> list[int] | None:
+            where = self._parcels.put(tensor, to, fds)
+            handed_over.append(where[2] if where else 0)
+            return where
+
+        name, parts = tag.encode(), to_parts(payload, put)
+        length = sum(len(part) for part in parts)
+        try:
+            _send_all(connection, [_HEAD.pack(len(name), length), name, *parts], fds)
+        except TimeoutError as error:
+            raise WaitTimeoutError(
+                f"rank {self._rank} waited {self._timeout_s:g} s in send(to={to}, tag={tag!r}): "
+                f"rank {to} takes nothing in; it is stuck or frozen, or raise runtime.timeout_s"
+            ) from error
+        except OSError:  # it has gone: those who wait for it hear of that, a sender need not
+            self._outgoing.pop(to).close()
+            self._parcels.lose(to)
+            return 0
+        return length + sum(handed_over)
+
+    # ------------------------------------------------------------------ taking in
+
+    def _read_all(self) -> None:
+        try:
+            while not self._closed:
+                for key, _ in self._selector.select():
+                    if key.fileobj in self._listeners:
+                        self._accept(key.fileobj)
+                    elif key.fileobj is not self._wake_r:
+                        assert isinstance(key.fileobj, socket.socket)
+                        self._read(key.fileobj, key.data)
+        except Exception as error:  # else the receiver would wait in vain
+            if not self._closed:
+                self._failed(error)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        if connection.family != socket.AF_UNIX:
+            notice_a_vanished_host(connection)
+        self._incoming.append(connection)
+        self._selector.register(connection, selectors.EVENT_READ, _Stream())
+
+    def _read(self, connection: socket.socket, stream: _Stream) -> None:
+        try:
+            more = self._read_some(connection, stream)
+        except OSError:
+            more = False
+        if not more:
+            self._selector.unregister(connection)
+            connection.close()
+            if stream.rank is not None:
+                self._parcels.lose(stream.rank)
+            if stream.rank is not None and not self._closed:
+                self._lost(stream.rank)
+
+    def _read_some(self, connection: socket.socket, stream: _Stream) -> bool:
+        """Take in what is there; False at the end, or if it is a stranger."""
+        if stream.tag is None:
+            data = _receive(connection, stream.wanted(), stream.fds)
+            stream.head += data
+            return bool(data) and (stream.wanted() > 0 or self._head_complete(stream))
+        view = memoryview(stream.payload.numpy().data)
+        count = connection.recv_into(view[stream.filled : stream.filled + _CHUNK])
+        stream.filled += count
+        self._deliver_if_whole(stream)
+        return count > 0
+
+    def _head_complete(self, stream: _Stream) -> bool:
+        if stream.rank is None:
+            rank, token = _HELLO.unpack(stream.head)
+            stream.head.clear()
+            if token != self._token:  # a stranger on our port
+                return False
+            stream.rank = rank
+            return True
+        _, length = _HEAD.unpack_from(stream.head)
+        stream.tag = stream.head[_HEAD.size :].decode()
+        stream.payload, stream.filled = torch.empty(length, dtype=torch.uint8), 0
+        stream.head.clear()
+        return True
+
+    def _deliver_if_whole(self, stream: _Stream) -> None:
+        if stream.filled < len(stream.payload):
+            return
+        assert stream.rank is not None
+        assert stream.tag is not None
+        payload = from_buffer(stream.payload, lambda where: self._parcels.take(where, stream.fds))
+        self._arrived(Message(stream.rank, stream.tag, payload))
+        stream.tag, stream.payload = None, torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Stop reading and close every connection."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._wake_w.send(b"x")
+        self._thread.join(timeout=5)
+        for one in [*self._outgoing.values(), *self._listeners, self._wake_r, self._wake_w]:
+            with contextlib.suppress(OSError):
+                one.close()
+        self._selector.close()
+        self._parcels.close()
+
+
+def _receive(connection: socket.socket, num_bytes: int, fds: list[int]) -> bytes:
+    """Read some bytes, and the descriptors that come with them."""
+    if connection.family != socket.AF_UNIX:
+        return connection.recv(num_bytes)
+    room = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+    data, rights, _, _ = connection.recvmsg(num_bytes, room, CLOEXEC)
+    fds += descriptors(rights)
+    return data
+
+
+def _send_all(connection: socket.socket, parts: list[Buffer], fds: list[int]) -> None:
+    """Send all parts, as few calls as they take; descriptors go with the first."""
+    left = [memoryview(part).cast("B") for part in parts if len(part)]
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    while left:
+        sent = connection.sendmsg(left[:_MAX_PARTS], rights)
+        rights = []
+        while sent and left:
+            if sent < len(left[0]):
+                left[0] = left[0][sent:]
+                break
+            sent -= len(left.pop(0))

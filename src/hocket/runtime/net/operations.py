@@ -1,0 +1,352 @@
+"""What each collective does in its phases, through shared memory or through sockets.
+
+A member's contribution lies in its own segment for members of the same host, and travels in the
+frame to the others. A reduction is shared out: each member reduces its own stripe, in rank order,
+so that a sum is the same to the bit wherever it is made, and as fast as a ring.
+
+Contributions alternate between two places. The place of collective n is written again for n+2, and
+by then everybody has posted n+1, so nobody still reads n.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hocket.core.flat import Flat, Parts
+from hocket.core.numerics import shares, weighted_sum
+from hocket.core.packing import Buffer
+from hocket.errors import ContractError
+from hocket.runtime.net.agreement import Ranks
+from hocket.runtime.net.links import MAX_LOCAL_BODY, Frame
+from hocket.runtime.net.shared_memory import Segment
+
+KINDS = ("AllReduce", "MeanGradient", "Broadcast", "AllToAll", "Evaluate", "Gather", "Wait")
+ROW = 6  # numbers that ride along with every collective
+_POST = struct.Struct("<qqqq" + "d" * ROW)  # kind, size, places of data and result; the row
+_ALIGN = 64  # bytes: stripes begin at cache lines
+INLINE = MAX_LOCAL_BODY - _POST.size  # what fits into a frame within a host
+
+
+def stripes(size: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `size` values into stripes that begin at cache lines; the last may be shorter."""
+    lines = -(-size * 4 // _ALIGN)
+    step = -(-lines // parts) * (_ALIGN // 4)
+    return [(min(size, i * step), min(size, (i + 1) * step)) for i in range(parts)]
+
+
+class Slots:
+    """The memory a group of learners exchanges through: one's own segment, and views of others'."""
+
+    def __init__(self, rank: int, near: frozenset[int]) -> None:
+        self.rank = rank
+        self.near = near
+        self._own: Segment | None = None
+        self._capacity = 0  # bytes of one of three places: two for contributions, one for results
+        self._others: dict[int, Segment] = {}
+        self._told: set[int] = set()  # who has the descriptor of the present segment
+        self._turn = 0
+
+    def next_place(self, num_bytes: int) -> int:
+        """Return where the next contribution goes; a larger segment is made if need be."""
+        if num_bytes > self._capacity:
+            if self._own is not None:
+                self._own.close()
+            self._capacity = -(-num_bytes // 4096) * 4096
+            self._own = Segment.create(3 * self._capacity)
+            self._told.clear()
+        return (1 - self._turn) * self._capacity
+
+    def advance(self) -> None:
+        """Take the other place for what comes next."""
+        self._turn = 1 - self._turn
+
+    @property
+    def result_place(self) -> int:
+        """Where one's own stripe of a result goes."""
+        return 2 * self._capacity
+
+    def own(self, place: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a view of one's own memory."""
+        assert self._own is not None
+        return self._own.values(place, count, dtype)
+
+    def of(self, rank: int, place: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a view of anybody's memory on this host."""
+        segment = self._own if rank == self.rank else self._others[rank]
+        assert segment is not None
+        return segment.values(place, count, dtype)
+
+    def fd_for(self, rank: int) -> int:
+        """Return the descriptor that a member still needs, or -1."""
+        if self._own is None or rank not in self.near or rank in self._told:
+            return -1
+        self._told.add(rank)
+        return self._own.fd
+
+    def tell_again(self) -> None:
+        """Let everybody have the descriptor once more: what was sent before may not count."""
+        self._told.clear()
+
+    def opened(self, frame: Frame) -> None:
+        """Take in a member's new segment, if one came with its frame."""
+        if frame.fd >= 0:
+            self.forget(frame.source)
+            self._others[frame.source] = Segment.open(frame.fd)
+            frame.fd = -1
+
+    def forget(self, rank: int) -> None:
+        """Let go of a member's memory."""
+        if rank in self._others:
+            self._others.pop(rank).close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for rank in list(self._others):
+            self.forget(rank)
+        if self._own is not None:
+            self._own.close()
+
+
+class Collective:
+    """Common to all: a row of numbers from everybody, and a check that all do the same."""
+
+    num_phases = 2
+
+    def __init__(self, slots: Slots, kind: str, size: int, row: Sequence[float]) -> None:
+        self._slots = slots
+        self._kind = kind
+        self._size = size
+        self._row = [*row, *([0.0] * (ROW - len(row)))]
+        self._width = len(row)
+        self._place = 0
+        self.members: Ranks = ()
+        self.rows: list[list[float]] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        self._bodies: dict[int, memoryview] = {}
+
+    @property
+    def me(self) -> int:
+        """This learner's place among the members."""
+        return self.members.index(self._slots.rank)
+
+    def begin(self, members: Ranks) -> None:
+        """Start among these members, perhaps anew."""
+        if self.members:
+            self._slots.tell_again()
+        self.members = members
+
+    def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
+        """Post first; what follows, if anything, only says that all has been received."""
+        if phase > 0:
+            return b"", -1
+        places = self._place, self._slots.result_place
+        head = _POST.pack(KINDS.index(self._kind), self._size, *places, *self._row)
+        return b"".join([head, *self._data(to)]), self._slots.fd_for(to)
+
+    def _data(self, to: int) -> list[Buffer]:
+        """Return what goes to one member in the frame itself."""
+        return []
+
+    def receives(self, phase: int, frames: dict[int, Frame]) -> None:
+        """Take in everybody's row."""
+        self.rows, self._bodies = [], {}
+        for rank in self.members:
+            if rank == self._slots.rank:
+                self.rows.append(self._row[: self._width])
+                self._places[rank] = self._place, self._slots.result_place
+                continue
+            kind, size, place, result_place, *row = _POST.unpack_from(frames[rank].body)
+            self._check(rank, kind, size)
+            self._slots.opened(frames[rank])
+            self.rows.append(list(row[: self._width]))
+            self._places[rank] = place, result_place
+            self._bodies[rank] = memoryview(frames[rank].body)[_POST.size :]
+
+    def _check(self, rank: int, kind: int, size: int) -> None:
+        """Name a learner that is out of step."""
+        if (KINDS[kind], size) != (self._kind, self._size):
+            raise ContractError(
+                f"rank {self._slots.rank} issued {self._kind} of {self._size} values while "
+                f"rank {rank} issued {KINDS[kind]} of {size}: a group's collectives must come "
+                "in the same order on all members (contract rule 7)"
+            )
+
+    def answer(self) -> Any:
+        """Return everybody's row, in rank order."""
+        return self.rows
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor."""
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+
+
+class Posted(Collective):
+    """A collective in which a contribution is laid out for the others to read."""
+
+    def _post(self, data: torch.Tensor) -> None:
+        """Put a contribution where members of this host find it."""
+        self._place = self._slots.next_place(data.numel() * data.element_size())
+        if data.numel():
+            self._posted = self._slots.own(self._place, data.numel(), data.dtype)
+            self._posted.copy_(data.reshape(-1))
+
+    def _read(
+        self, rank: int, offset: int, count: int, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Return some values of a member's contribution; from its frame, they are all there is."""
+        if rank in self._slots.near:
+            return self._slots.of(rank, self._places[rank][0] + offset, count, dtype)
+        return _from_body(self._bodies[rank], count, dtype)
+
+    def answer(self) -> Any:
+        """Leave the place to the collective after next."""
+        self._slots.advance()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        raise NotImplementedError
+
+
+def _from_body(body: memoryview, count: int, dtype: torch.dtype) -> torch.Tensor:
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(body, dtype=dtype, count=count)
+
+
+class Reduce(Posted):
+    """A weighted sum of everybody's vector. Weights are the first number of each row."""
+
+    def __init__(
+        self, slots: Slots, kind: str, x: Flat | Parts, row: Sequence[float], *, all_near: bool
+    ) -> None:
+        size = x.size if isinstance(x, Parts) else x.numel()
+        super().__init__(slots, kind, size, row)
+        # Within a host the stripes lie in shared memory for all to read once all are done. Between
+        # hosts they travel, so one more round says that they have arrived.
+        self.num_phases = 2 if all_near else 3
+        self._post_vector(x)
+        self._stripe: torch.Tensor | None = None
+        self._arrived: dict[int, memoryview] = {}
+
+    def _post_vector(self, x: Flat | Parts) -> None:
+        if isinstance(x, Parts):  # laid out where the others read it, without a copy in between
+            self._place = self._slots.next_place(self._size * 4)
+            self._posted = x.write_(self._slots.own(self._place, self._size))
+        else:
+            self._post(x.detach())
+
+    def begin(self, members: Ranks) -> None:
+        """Share the work out among these members."""
+        super().begin(members)
+        self._cuts = stripes(self._size, len(members))
+
+    def _data(self, to: int) -> list[Buffer]:
+        if to in self._slots.near:
+            return []
+        first, last = self._cuts[self.members.index(to)]
+        return [_bytes(self._posted[first:last])] if last > first else []
+
+    def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
+        """Send one's stripe of the sum to those who cannot read it."""
+        if phase != 1 or to in self._slots.near:
+            return super().sends(phase, to)
+        assert self._stripe is not None
+        return (_bytes(self._stripe) if self._stripe.numel() else b""), -1
+
+    def receives(self, phase: int, frames: dict[int, Frame]) -> None:
+        """Reduce one's own stripe; then take in the others'."""
+        if phase == 0:
+            super().receives(phase, frames)
+            self._reduce()
+        else:
+            self._arrived = {r: memoryview(f.body) for r, f in frames.items()}
+
+    def _reduce(self) -> None:
+        first, last = self._cuts[self.me]
+        self._stripe = self._slots.own(self._slots.result_place, last - first)
+        if last > first:
+            parts = [self._read(r, first * 4, last - first) for r in self.members]
+            weighted_sum(parts, shares([row[0] for row in self.rows]), out=self._stripe)
+
+    def _answer(self) -> tuple[Parts, list[list[float]]]:
+        """Return the stripes where they lie; they are written again in the next reduction."""
+        cuts = [(r, a, b) for r, (a, b) in zip(self.members, self._cuts, strict=True) if b > a]
+        return Parts(self._size, [(a, self._stripe_of(r, b - a)) for r, a, b in cuts]), self.rows
+
+    def _stripe_of(self, rank: int, count: int) -> torch.Tensor:
+        if rank in self._slots.near:
+            return self._slots.of(rank, self._places[rank][1], count, torch.float32)
+        return _from_body(self._arrived[rank], count, torch.float32)
+
+
+class Broadcast(Posted):
+    """The root's vector, for everybody."""
+
+    def __init__(self, slots: Slots, x: Flat, root: int) -> None:
+        super().__init__(slots, "Broadcast", x.numel(), [])
+        self._root = root
+        if root == slots.rank:
+            self._post(x.detach())
+
+    def _data(self, to: int) -> list[Buffer]:
+        if self._root != self._slots.rank or to in self._slots.near:
+            return []
+        return [_bytes(self._posted)]
+
+    def _answer(self) -> Flat | None:
+        if self._root not in self.members:
+            return None
+        return self._read(self._root, 0, self._size).clone()
+
+
+class Exchanged(Posted):
+    """Stripe s goes to member s; the answer is everybody's stripe for me."""
+
+    def __init__(self, slots: Slots, members: Ranks, given: Sequence[torch.Tensor]) -> None:
+        super().__init__(slots, "AllToAll", sum(s.numel() for s in given), [])
+        self._all = members
+        self._given = [s.detach().contiguous().cpu() for s in given]
+        self._width_of = [s.numel() * s.element_size() for s in self._given]
+        laid = [s.view(-1).view(torch.uint8) for s in self._given]
+        self._post(torch.cat(laid))
+
+    def _offset(self, rank: int) -> int:
+        return sum(self._width_of[: self._all.index(rank)])
+
+    def _data(self, to: int) -> list[Buffer]:
+        return [] if to in self._slots.near else [_bytes(self._given[self._all.index(to)])]
+
+    def _answer(self) -> list[torch.Tensor]:
+        mine = self._given[self._all.index(self._slots.rank)]
+        offset = self._offset(self._slots.rank)
+        read = [self._read(r, offset, mine.numel(), mine.dtype) for r in self.members]
+        return [part.view(mine.shape).clone() for part in read]
+
+
+class GatherBytes(Posted):
+    """Everybody's bytes; small ones travel in the frame."""
+
+    def __init__(self, slots: Slots, data: bytes) -> None:
+        super().__init__(slots, "Gather", 0, [float(len(data))])
+        self._own_data = data
+        if len(data) > INLINE:
+            self._post(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def _data(self, to: int) -> list[Buffer]:
+        shared = to in self._slots.near and len(self._own_data) > INLINE
+        return [] if shared else [self._own_data]
+
+    def _answer(self) -> list[bytes]:
+        return [self._of(r, int(row[0])) for r, row in zip(self.members, self.rows, strict=True)]
+
+    def _of(self, rank: int, length: int) -> bytes:
+        if rank == self._slots.rank:
+            return self._own_data
+        if len(self._bodies[rank]) >= length:
+            return bytes(self._bodies[rank][:length])
+        return bytes(self._read(rank, 0, length, torch.uint8).numpy())

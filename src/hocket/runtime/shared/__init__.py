@@ -1,0 +1,4 @@
+"""What both worlds share: the loop that advances strategies, each learner's account, boundaries.
+
+May import experiment, record, data, optim, core, errors; never `net`, `real`, `sim` or `launch`.
+"""

@@ -1,0 +1,107 @@
+"""The arithmetic of collectives, given everybody's contribution in rank order.
+
+The simulator calls it with what its learners posted; real learners call it with what they gathered.
+Same function, same order, same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.core.accounts import Tally
+from hocket.core.effects import (
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Deliver,
+    Effect,
+    Evaluate,
+    Grad,
+    Mean,
+    MeanGradient,
+    Scores,
+)
+from hocket.core.flat import Flat
+from hocket.core.numerics import shares, weighted_sum
+from hocket.core.packing import num_bytes
+from hocket.data.pool import Pool
+from hocket.errors import require
+from hocket.runtime.shared.boundary_effects import Gather
+
+
+@dataclass
+class Post:
+    """One learner's contribution to a collective, and where its answer goes."""
+
+    effect: Any  # a collective effect; the same kind on all members
+    arrived_s: float
+    deliver: Deliver
+    value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
+    weight: float = 0.0
+    tally: Tally = field(default_factory=Tally)  # what rides along
+    stop: bool = False
+
+
+def total(tallies: Sequence[Tally]) -> Tally:
+    """Add tallies up in rank order."""
+    result = Tally()
+    for t in tallies:
+        result.add(t.loss_sum, t.frames, t.correct)
+    return result
+
+
+def scores(tallies: Sequence[Tally]) -> Scores:
+    """Turn the learners' slices into mean loss and accuracy."""
+    t = total(tallies)
+    return Scores(t.loss_sum / t.frames, t.correct / t.frames, t.frames)
+
+
+def num_scored(effect: Evaluate, pool: Pool) -> int:
+    """Return how many items of a split an evaluation looks at."""
+    have = len(pool.items(effect.which))
+    return have if effect.num_items is None else min(have, effect.num_items)
+
+
+def slice_of(num_items: int, member: int, members: int) -> range:
+    """Return the items that one of `members` learners evaluates."""
+    return range(member, num_items, members)
+
+
+def _own(effect: AllReduce, value: Flat) -> Flat:
+    """Return a learner's own copy of the mean, where it asked for it."""
+    return effect.x.copy_(value) if effect.in_place else value.clone()
+
+
+def answer(members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int, float]:
+    """Return everybody's answer, the bytes of one contribution, and the trips around a ring."""
+    effect: Effect[Any] = posts[0].effect
+    if isinstance(effect, AllReduce):
+        value = weighted_sum([p.effect.x for p in posts], shares([p.weight for p in posts]))
+        contributors = sum(p.weight > 0 for p in posts) or len(posts)
+        weight = float(sum(p.weight for p in posts))
+        means = [Mean(_own(p.effect, value), contributors, weight) for p in posts]
+        return means, value.numel() * 4, 2.0
+    if isinstance(effect, MeanGradient):
+        grads: list[Grad] = [p.value for p in posts]
+        vector = weighted_sum([g.vector for g in grads], shares([g.frames for g in grads]))
+        t = total([Tally(g.loss_sum, g.frames, g.correct) for g in grads])
+        answers = [Grad(vector, t.frames, t.loss_sum, t.correct, g.tickets) for g in grads]
+        return answers, effect.codec.coded_bytes(vector.numel()), 2.0
+    if isinstance(effect, Broadcast):
+        root = effect.root
+        require(root in members, f"broadcast from rank {root}, which is not in {members}")
+        value = posts[members.index(root)].effect.x
+        return [value.clone() for _ in posts], value.numel() * 4, 1.0
+    if isinstance(effect, AllToAll):
+        stripes = [p.effect.stripes for p in posts]
+        group = effect.group or tuple(range(len(effect.stripes)))
+        places = [group.index(rank) for rank in members]  # a stripe keeps its owner after a loss
+        exchanged = [[row[i].clone() for row in stripes] for i in places]
+        return exchanged, num_bytes(stripes[0]), 1.0
+    if isinstance(effect, Evaluate):
+        return [scores([p.value for p in posts])] * len(posts), 0, 0.0
+    if isinstance(effect, Gather):
+        return [[p.effect.value for p in posts]] * len(posts), 0, 0.0
+    return [None] * len(posts), 0, 0.0  # Quiet

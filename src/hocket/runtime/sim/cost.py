@@ -1,0 +1,239 @@
+"""What a cluster costs: the simulator's model of computing and of the network.
+
+A cluster is a small TOML file, or these objects:
+
+    [[hosts]]
+    count = 4                  # hosts like this one
+    learners = 1               # on each of them
+    frames_per_s = 10000.0     # of one learner, forward and backward
+    jitter = 0.1               # sigma of a log-normal factor on every minibatch's time
+    bandwidth_gbit = 10.0      # of its link, each way
+
+    [[slow]]                   # stragglers
+    rank = 3
+    factor = 10.0
+
+    [[pauses]]                 # a learner stands still
+    rank = 2
+    at_s = 3.0
+    for_s = 5.0
+
+    [[deaths]]                 # planned faults
+    rank = 1
+    at_s = 8.0
+
+Each host's incoming and outgoing link is a queue shared by all its transfers: else one server would
+feed sixteen learners for free. Learners on one host exchange through its memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.core.numerics import stable_seed
+from hocket.errors import require
+
+EVALUATION_SPEED = 3.0  # forward alone is a third of forward and backward
+
+
+@dataclass(frozen=True)
+class Host:
+    """One kind of machine."""
+
+    count: int = 1
+    learners: int = 1
+    frames_per_s: float = 10_000.0
+    jitter: float = 0.0
+    bandwidth_gbit: float = 10.0
+    memory_gbit: float = 40.0  # between two learners of this host
+
+    def __post_init__(self) -> None:
+        for key in ("count", "learners"):
+            require(getattr(self, key) >= 1, f"hosts.{key} must be at least 1")
+        for key in ("frames_per_s", "bandwidth_gbit", "memory_gbit"):
+            require(
+                getattr(self, key) > 0, f"hosts.{key} must be above 0, not {getattr(self, key)}"
+            )
+        require(0 <= self.jitter <= 2, f"hosts.jitter must be in [0, 2], not {self.jitter}")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A learner that takes `factor` times as long, from one time to another."""
+
+    rank: int
+    factor: float
+    from_s: float = 0.0
+    until_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        require(self.factor > 0, f"slow.factor must be above 0, not {self.factor}")
+        require(self.from_s < self.until_s, "slow.until_s must come after slow.from_s")
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A learner that stands still for a while."""
+
+    rank: int
+    at_s: float
+    for_s: float
+
+    def __post_init__(self) -> None:
+        require(self.at_s >= 0 and self.for_s > 0, "pauses need at_s >= 0 and for_s > 0")
+
+
+@dataclass(frozen=True)
+class Death:
+    """A learner that dies, at a time or when it has drawn so many items."""
+
+    rank: int
+    at_s: float | None = None
+    at_draw: int | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            (self.at_s is None) != (self.at_draw is None),
+            f"the death of rank {self.rank} needs either at_s or at_draw",
+        )
+        require(
+            (self.at_s is None or self.at_s >= 0) and (self.at_draw is None or self.at_draw >= 1),
+            f"the death of rank {self.rank} needs at_s >= 0 or at_draw >= 1",
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts, the network between them, and what will go wrong."""
+
+    hosts: tuple[Host, ...] = (Host(),)
+    latency_s: float = 50e-6  # between hosts
+    local_latency_s: float = 15e-6  # within one
+    slow: tuple[Slow, ...] = field(default=())
+    pauses: tuple[Pause, ...] = field(default=())
+    deaths: tuple[Death, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        require(len(self.hosts) > 0, "a cluster needs at least one entry in [[hosts]]")
+        require(self.latency_s >= 0 and self.local_latency_s >= 0, "a latency cannot be negative")
+        last = self.num_learners - 1
+        for kind in ("slow", "pauses", "deaths"):
+            for event in getattr(self, kind):
+                require(
+                    0 <= event.rank <= last,
+                    f"[[{kind}]] names rank {event.rank}, but the cluster has ranks 0 to {last}",
+                )
+        dead = [d.rank for d in self.deaths]
+        require(len(set(dead)) == len(dead), "a learner can die only once")
+        require(len(dead) <= last, "at least one learner must stay alive")
+
+    @classmethod
+    def even(cls, learners: int, frames_per_s: float = 10_000.0, jitter: float = 0.0) -> Cluster:
+        """Return so many equal hosts with one learner each."""
+        return cls((Host(count=learners, frames_per_s=frames_per_s, jitter=jitter),))
+
+    @property
+    def num_learners(self) -> int:
+        """Learners on all hosts."""
+        return sum(h.count * h.learners for h in self.hosts)
+
+    def places(self) -> list[tuple[int, Host]]:
+        """Return each rank's host number and kind, in rank order."""
+        machines = [kind for kind in self.hosts for _ in range(kind.count)]
+        return [(n, kind) for n, kind in enumerate(machines) for _ in range(kind.learners)]
+
+
+class CostModel:
+    """Turns work and bytes into virtual seconds; remembers which link is busy until when."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self._cluster = cluster
+        self._places = cluster.places()
+        num_hosts = 1 + max(host for host, _ in self._places)
+        self._out_free = [0.0] * num_hosts
+        self._in_free = [0.0] * num_hosts
+        self._core_free = [0.0] * len(self._places)
+        self._rngs = [
+            random.Random(stable_seed(seed, "cost", rank)) for rank in range(len(self._places))
+        ]
+        self._slow = {r: [s for s in cluster.slow if s.rank == r] for r in self._ranks()}
+        self._pauses = {
+            r: sorted((p.at_s, p.for_s) for p in cluster.pauses if p.rank == r)
+            for r in self._ranks()
+        }
+
+    def _ranks(self) -> range:
+        return range(len(self._places))
+
+    def compute(
+        self, rank: int, now: float, frames: int, speed: float = 1.0
+    ) -> tuple[float, float]:
+        """Return start and end of computing on so many frames; tasks of one rank share its core."""
+        host = self._places[rank][1]
+        start = max(now, self._core_free[rank])
+        seconds = frames / (host.frames_per_s * speed)
+        if host.jitter:  # mean 1, whatever the sigma
+            seconds *= self._rngs[rank].lognormvariate(-(host.jitter**2) / 2, host.jitter)
+        for slow in self._slow[rank]:
+            if slow.from_s <= start < slow.until_s:
+                seconds *= slow.factor
+        end = start + seconds
+        for at, length in self._pauses[rank]:
+            if at + length > start and at < end:
+                end += length - max(0.0, start - at)
+        self._core_free[rank] = end
+        return start, end
+
+    def transfer(self, source: int, to: int, now: float, num_bytes: int) -> float:
+        """Return when a message has arrived; books both links."""
+        (a, host_a), (b, host_b) = self._places[source], self._places[to]
+        if a == b:
+            return now + self._cluster.local_latency_s + num_bytes * 8e-9 / host_a.memory_gbit
+        start = max(now, self._out_free[a])
+        sent = start + num_bytes * 8e-9 / host_a.bandwidth_gbit
+        self._out_free[a] = sent
+        begins = max(start + self._cluster.latency_s, self._in_free[b])
+        received = begins + num_bytes * 8e-9 / host_b.bandwidth_gbit
+        self._in_free[b] = max(received, sent + self._cluster.latency_s)
+        return self._in_free[b]
+
+    def collective(
+        self, members: tuple[int, ...], now: float, num_bytes: int, trips: float
+    ) -> float:
+        """Return when a collective is done; `trips` = 2 for allreduce, 1 for a half of it.
+
+        As the real runtime does it: each member reduces a stripe and sends every other stripe to
+        its owner. So a host with L of P members passes trips * L * (P-L)/P of the data through its
+        link, as much as a ring if L = 1; frames cross trips + 1 times. Within hosts data go
+        through memory. All links in use are busy until the end.
+        """
+        if len(members) == 1:
+            return now
+        hosts = sorted({self._places[r][0] for r in members})
+        kinds = [self._places[r][1] for r in members]
+        local = 0.0
+        if len(hosts) < len(members):
+            slowest = min(k.memory_gbit for k in kinds)
+            local = trips * (self._cluster.local_latency_s + num_bytes * 8e-9 / slowest)
+        if len(hosts) == 1:
+            return now + local
+        start = max([now, *(max(self._out_free[h], self._in_free[h]) for h in hosts)])
+        near = [sum(self._places[r][0] == h for r in members) for h in hosts]
+        share = max(n * (len(members) - n) / len(members) for n in near)
+        wire = trips * share * num_bytes * 8e-9 / min(k.bandwidth_gbit for k in kinds)
+        end = start + local + wire + (trips + 1) * self._cluster.latency_s
+        for h in hosts:
+            self._out_free[h] = self._in_free[h] = end
+        return end
+
+    def state_dict(self) -> list[Any]:
+        """Return the random states; at a quiet point links and cores are free."""
+        return [rng.getstate() for rng in self._rngs]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Go on from saved random states."""
+        for rng, (version, words, gauss) in zip(self._rngs, state, strict=True):
+            rng.setstate((version, tuple(words), gauss))

@@ -1,0 +1,264 @@
+"""How simulated learners exchange: collectives and messages on the virtual clock.
+
+The arithmetic is that of `collectives`, the time that of the cost model; who waits for whom, what
+rides along, and the checks of the contract are here. `Simulator` builds on it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from hocket.core.accounts import Note
+from hocket.core.effects import (
+    AllReduce,
+    Broadcast,
+    Deliver,
+    Grad,
+    MeanGradient,
+    Message,
+    Recv,
+    Send,
+)
+from hocket.core.packing import flatten, num_bytes
+from hocket.core.strategy import State
+from hocket.errors import ContractError, DivergedError, PeerLostError, WaitTimeoutError, require
+from hocket.experiment import Experiment
+from hocket.runtime.shared import reductions
+from hocket.runtime.shared.account import Desk
+from hocket.runtime.shared.boundary_effects import Quiet
+from hocket.runtime.shared.inbox import Inbox, Waiting
+from hocket.runtime.shared.reductions import Post
+from hocket.runtime.shared.trace import Trace
+from hocket.runtime.shared.trampoline import Task, Trampoline
+from hocket.runtime.sim.cost import CostModel
+
+
+@dataclass
+class Meet:
+    """A collective that not everybody has joined yet."""
+
+    members: tuple[int, ...] | None  # None: all who live
+    posts: dict[int, Post] = field(default_factory=dict)
+
+
+@dataclass
+class SimLearner:
+    """One simulated rank."""
+
+    desk: Desk
+    state: State
+    inbox: Inbox
+    services: list[Task] = field(default_factory=list)
+    main: Task | None = None
+    returned: bool = False
+    lost_s: float | None = None  # when it died
+    lent: Grad | None = None  # the last mean gradient, spent with the next collective
+    collectives: dict[tuple[int, ...] | None, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class SimulatedExchange(Trampoline):
+    """The exchange between simulated learners; time and learners are the simulator's."""
+
+    def __init__(self, experiment: Experiment, cost: CostModel) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.trace = Trace(keep=experiment.options.trace)
+        self.alive = tuple(range(experiment.options.learners))
+        self.learners: list[SimLearner] = []
+        self.messages_in_flight = 0
+        self._experiment = experiment
+        self._cost = cost
+        self._everyone = self.alive
+        self._living = set(self.alive)
+        self._meets: dict[tuple[tuple[int, ...] | None, int], Meet] = {}
+        self._unquiet: list[tuple[tuple[int, ...] | None, int]] = []
+        self._lent: list[tuple[torch.Tensor, int, str]] = []
+        self._failure: BaseException | None = None
+
+    @abstractmethod
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        """Let something happen at a time."""
+
+    @abstractmethod
+    def _deliver_at(self, when: float, rank: int, deliver: Deliver, value: Any) -> None:
+        """Hand an answer to a rank at a time, if it still lives then."""
+
+    # ------------------------------------------------------------------ collectives
+
+    def _join_meet(self, rank: int, post: Post) -> None:
+        if rank not in self._living:
+            return
+        learner = self.learners[rank]
+        if learner.lent is not None:
+            learner.lent.give_back()
+            learner.lent = None
+        group = getattr(post.effect, "group", None)
+        if isinstance(post.effect, AllReduce):
+            given = post.effect.weight
+            post.weight = learner.desk.ledger.pending_frames if given is None else given
+        if isinstance(post.effect, AllReduce | MeanGradient) and group is None:
+            self._board(learner.desk, post)
+        if isinstance(post.effect, AllReduce) and group is not None:
+            moves = self._experiment.strategy.moves_in_groups
+            post.stop = moves and learner.desk.wish().quiet
+        number = learner.collectives[group]
+        learner.collectives[group] += 1
+        meet = self._meets.setdefault((group, number), Meet(group))
+        meet.posts[rank] = post
+        other = next(iter(meet.posts.values()))
+        if type(other.effect) is not type(post.effect):
+            raise ContractError(
+                f"collective #{number}: rank {next(iter(meet.posts))} issued "
+                f"{other.effect.describe()}, rank {rank} issued {post.effect.describe()}; a "
+                "group's collectives must come in the same order on all members (contract rule 7)"
+            )
+        self._complete_if_all_here(group, number)
+
+    def _num_dead(self, group: tuple[int, ...] | None) -> int:
+        return 0 if group is None else sum(r not in self._living for r in group)
+
+    def _members(self, meet: Meet) -> tuple[int, ...]:
+        wanted = self.alive if meet.members is None else meet.members
+        return tuple(r for r in wanted if r in self._living)
+
+    def _complete_if_all_here(self, group: tuple[int, ...] | None, number: int) -> None:
+        meet = self._meets[group, number]
+        if len(meet.posts) < len(self.alive if group is None else group) - self._num_dead(group):
+            return
+        members = self._members(meet)
+        posts = [meet.posts[r] for r in members]
+        if isinstance(posts[0].effect, Quiet) and not self._all_quiet():
+            self._unquiet.append((group, number))  # looked at again after every event
+            return
+        del self._meets[group, number]
+        self._complete(members, posts)
+
+    def _retry(self, group: tuple[int, ...] | None, number: int) -> None:
+        if (group, number) in self._meets:
+            self._complete_if_all_here(group, number)
+
+    def _all_quiet(self) -> bool:
+        """Messages delivered, services blocked in a receive that nothing answers."""
+        if self.messages_in_flight:
+            return False
+        for rank in self.alive:
+            for service in self.learners[rank].services:
+                if service.awaiting is not None and not isinstance(service.awaiting, Recv):
+                    return False
+        return True
+
+    def _complete(self, members: tuple[int, ...], posts: list[Post]) -> None:
+        effect = posts[0].effect
+        if isinstance(effect, Broadcast) and effect.root in set(self._everyone) - self._living:
+            self._no_root(members, posts)
+            return
+        answers, size_bytes, trips = reductions.answer(members, posts)
+        if isinstance(effect, MeanGradient):
+            self._lend(answers[0].vector, "the vector of a mean gradient")
+        end = (
+            self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
+        )
+        sent = int(trips * size_bytes * (len(members) - 1) / len(members))
+        tally = reductions.total([p.tally for p in posts])
+        note = Note(members, tally, any(p.stop for p in posts))
+        everyone = getattr(effect, "group", None) is None
+        for rank, post, answer in zip(members, posts, answers, strict=True):
+            if isinstance(answer, Grad):
+                self.learners[rank].lent = answer
+            self.desk(rank).books.bytes_sent += sent
+            if size_bytes:
+                self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
+            deliver = post.deliver
+            if everyone:
+                deliver = self._with_note(rank, note, deliver)
+            else:
+                wished = isinstance(effect, AllReduce)
+                deliver = self._in_group(rank, note if wished else None, deliver)
+            self._deliver_at(end, rank, deliver, answer)
+
+    def _no_root(self, members: tuple[int, ...], posts: list[Post]) -> None:
+        for rank, post in zip(members, posts, strict=True):
+            what = f"rank {rank} awaits a broadcast from rank {post.effect.root}, which is lost"
+            post.deliver(None, PeerLostError(what))
+
+    def _board(self, desk: Desk, post: Post) -> None:
+        """Let a learner's tally and its wish to stop ride along."""
+        if self._experiment.strategy.synchronous:
+            post.tally, post.stop = desk.own_tally.take(), desk.stop_wanted
+
+    def _with_note(self, rank: int, note: Note, deliver: Deliver) -> Deliver:
+        def arrive(answer: Any, error: BaseException | None) -> None:
+            try:
+                self.desk(rank).took_part(note)
+            except DivergedError as failure:
+                answer, error = None, failure
+            deliver(answer, error)
+
+        return arrive
+
+    def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
+        def arrive(answer: Any, error: BaseException | None) -> None:
+            if note is not None:
+                self.desk(rank).group_wishes = note.stop
+            deliver(answer, error)
+
+        return arrive
+
+    # ------------------------------------------------------------------ messages
+
+    def _lend(self, tensor: torch.Tensor, what: str) -> None:
+        """Remember a tensor nobody may write to; the check comes with the next loan."""
+        self._check_lent()
+        self._lent.append((tensor, tensor._version, what))
+
+    def _check_lent(self) -> None:
+        for tensor, version, what in self._lent:
+            if tensor._version != version:
+                raise ContractError(f"{what} was written to; it is read only (contract rule 3)")
+        self._lent.clear()
+
+    def _send(self, rank: int, effect: Send, deliver: Deliver) -> None:
+        require(
+            0 <= effect.to < len(self.learners),
+            f"rank {rank} sends to rank {effect.to}, which does not exist",
+        )
+        message = Message(rank, effect.tag, effect.payload)
+        size = num_bytes(effect.payload)
+        arrival = self._cost.transfer(rank, effect.to, self.now, size)
+        self.desk(rank).books.bytes_sent += size
+        self.trace.note(rank, "send", self.now, arrival, f"{effect.to}/{effect.tag}")
+        versions = [(t, t._version) for t in flatten(effect.payload)[1].values()]
+        self.messages_in_flight += 1
+
+        def arrive() -> None:
+            self.messages_in_flight -= 1
+            if any(t._version != version for t, version in versions):
+                self._failure = self._failure or ContractError(
+                    f"rank {rank} wrote to a payload after sending it to rank {effect.to} with tag "
+                    f"{effect.tag!r}; send a copy (contract rule 3)"
+                )
+            if rank in self._living and effect.to in self._living:
+                self.learners[effect.to].inbox.arrive(message)
+
+        self._at(arrival, arrive)
+        deliver(None, None)
+
+    def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
+        waiting = Waiting(effect, deliver)
+        self.learners[rank].inbox.receive(waiting)
+        if effect.timeout_s is not None:
+            self._at(self.now + effect.timeout_s, partial(self._time_out, rank, waiting))
+
+    def _time_out(self, rank: int, waiting: Waiting) -> None:
+        inbox = self.learners[rank].inbox
+        if waiting in inbox.waiting and rank in self._living:
+            inbox.waiting.remove(waiting)
+            what = f"rank {rank} waited {waiting.recv.timeout_s} s for {waiting.recv.describe()}"
+            waiting.deliver(None, WaitTimeoutError(what))

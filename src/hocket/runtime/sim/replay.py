@@ -1,0 +1,222 @@
+"""A recorded asynchronous run, played again in the simulator.
+
+What an asynchronous learner does depends on nothing but what it drew, the order in which answers
+and messages reached it, when it met the others, and how far it knew the run to be (its rate). A
+real run with `runtime.trace = true` writes that down, learner by learner; here the simulator hands
+things over in just that order. Times do not matter, so the clocks of several hosts need not agree.
+The models come out as they were, up to rounding where kernels or machines differ.
+
+Use it to look into a run that happened only once: every draw, every exchange, at leisure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hocket.core.accounts import DRY, Note, Ticket
+from hocket.core.effects import Deliver, Gradient, Message, Recv, Send
+from hocket.data.shared_ledger import Place, SharedLedger
+from hocket.errors import ConfigError, DeadlockError, require
+from hocket.experiment import Experiment
+from hocket.runtime.shared.inbox import Waiting
+from hocket.runtime.sim.cost import Cluster
+from hocket.runtime.sim.simulator import Simulator
+
+TOOK, NOTHING_LEFT = "took", "dry"  # a draw, answered or in vain
+ARRIVED, EXPIRED, MET, JOINED = "arrived", "expired", "met", "joined"
+KINDS = (TOOK, NOTHING_LEFT, ARRIVED, EXPIRED, MET, JOINED)
+
+
+@dataclass
+class Script:
+    """What reached one learner, in order, and how many frames it knew to be settled then."""
+
+    steps: deque[str] = field(default_factory=deque)
+    frames: deque[int] = field(default_factory=deque)
+    draws: deque[Place] = field(default_factory=deque)
+
+    @classmethod
+    def read(cls, path: Path) -> Script:
+        """Read a learner's part of a trace."""
+        require(
+            path.exists(),
+            f"{path} is missing: only a real run with runtime.trace = true can be played again",
+        )
+        script = cls()
+        for line in path.read_text().splitlines():
+            span = json.loads(line)
+            if span["kind"] in KINDS:
+                detail, _, frames = span["detail"].rpartition(" ")
+                script.steps.append(f"{span['kind']} {detail}")
+                script.frames.append(int(frames))
+            if span["kind"] == TOOK:
+                epoch, index = detail.split("/")
+                script.draws.append((int(epoch), int(index)))
+        return script
+
+    @property
+    def next(self) -> str | None:
+        """The next step."""
+        return self.steps[0] if self.steps else None
+
+    def take(self) -> int:
+        """Strike off the next step, and return the frames known by then."""
+        self.steps.popleft()
+        return self.frames.popleft()
+
+
+def read_scripts(run: Path, learners: int) -> list[Script]:
+    """Read what a real run left behind; one that lost a learner is refused."""
+    metrics = run / "metrics.jsonl"
+    require(metrics.exists(), f"{run} is no run directory: it has no metrics.jsonl")
+    events = {json.loads(line)["event"] for line in metrics.read_text().splitlines()}
+    require(
+        "lost" not in events,
+        f"{run} lost a learner on its way, and what that one had received is not on record: such a "
+        "run cannot be played again",
+    )
+    return [Script.read(run / f"trace-{rank}.jsonl") for rank in range(learners)]
+
+
+class RecordedLedger(SharedLedger):
+    """Draws what was drawn."""
+
+    script: Script
+
+    def draw(self) -> Ticket:
+        """Take the next item on record."""
+        if self.script.next == f"{NOTHING_LEFT} ":
+            self.script.take()
+            return Ticket(self.epoch, DRY, 0)
+        require(
+            bool(self.script.draws),
+            "the record does not fit this experiment: more is drawn than was",
+        )
+        place = self.script.draws.popleft()
+        self._counters.add("drawn", 1)
+        ticket = Ticket(*place, int(self._pool.frames[place[1]]))
+        self._pending[place] = ticket
+        return ticket
+
+    def refresh(self) -> None:
+        """Read the common counters; what is left to draw is on record."""
+        super().refresh()
+        self._left = not hasattr(self, "script") or bool(self.script.draws)
+
+
+class Replay(Simulator):
+    """A simulator that knows what comes next."""
+
+    def __init__(
+        self, experiment: Experiment, cluster: Cluster, report: Any, checkpoints: Any, run: Path
+    ) -> None:
+        if experiment.strategy.synchronous:
+            raise ConfigError(
+                f"{experiment.strategy.name!r} is synchronous: simulate it again with the same "
+                "seed, and it will be the same to the bit; there is nothing to play again"
+            )
+        self._scripts = read_scripts(run, experiment.options.learners)
+        self._ready_for: list[dict[str, deque[Callable[[], bool]]]] = [
+            defaultdict(deque) for _ in self._scripts
+        ]
+        super().__init__(experiment, cluster, report, checkpoints)
+        for learner in self.learners:
+            learner.desk.meets = partial(self._meets_now, learner.desk.rank)
+
+    def _meets_now(self, rank: int) -> bool:
+        """True if this is where the learner met the others."""
+        script = self._scripts[rank]
+        if script.next != f"{MET} ":
+            return False
+        script.take()
+        self._at(self.now, lambda: self._proceed(rank))
+        return True
+
+    def _ledger(self, rank: int) -> RecordedLedger:
+        ledger = RecordedLedger(self._pool, rank, self.alive, self._counters)
+        ledger.script = self._scripts[rank]
+        ledger.refresh()
+        return ledger
+
+    def _enable(self, rank: int, step: str, happen: Callable[[], bool]) -> None:
+        """Something can reach a learner now; it does when its turn has come.
+
+        `happen` returns False if it cannot happen any more: a receive that was answered after all.
+        """
+        self._ready_for[rank][step].append(happen)
+        self._at(self.now, lambda: self._proceed(rank))
+
+    def _proceed(self, rank: int) -> None:
+        script, ready = self._scripts[rank], self._ready_for[rank]
+        ledger = self.desk(rank).ledger
+        while script.steps and ready[script.steps[0]]:
+            ledger.committed_frames = script.frames[0] - ledger.discarded_frames
+            if ready[script.steps[0]].popleft()():
+                script.take()
+                self._at(self.now, lambda: self._proceed(rank))  # once this has had its effects
+                return
+
+    # ------------------------------------------------------------------ what reaches a learner
+
+    def _gradient(self, rank: int, effect: Gradient, deliver: Deliver) -> None:
+        def hand_over(value: Any, error: BaseException | None) -> None:
+            place = value.tickets[0]
+            if place.dry:
+                self._at(self.now, lambda: self._proceed(rank))
+                deliver(value, error)
+            else:
+                step = f"{TOOK} {place.epoch}/{place.index}"
+                self._enable(rank, step, lambda: _done(deliver, value, error))
+
+        super()._gradient(rank, effect, hand_over)
+
+    def _send(self, rank: int, effect: Send, deliver: Deliver) -> None:
+        message = Message(rank, effect.tag, effect.payload)
+        self.messages_in_flight += 1
+
+        def arrive() -> bool:
+            self.messages_in_flight -= 1
+            self.learners[effect.to].inbox.arrive(message)
+            return True
+
+        self._enable(effect.to, f"{ARRIVED} {rank}/{effect.tag}", arrive)
+        deliver(None, None)
+
+    def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
+        handed = super()._in_group(rank, note, deliver)
+
+        def arrive(answer: Any, error: BaseException | None) -> None:
+            self._enable(rank, f"{JOINED} ", lambda: _done(handed, answer, error))
+
+        return arrive
+
+    def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
+        waiting, inbox = Waiting(effect, deliver), self.learners[rank].inbox
+        inbox.receive(waiting)
+
+        def expire() -> bool:
+            if waiting not in inbox.waiting:
+                return False
+            self._time_out(rank, waiting)
+            return True
+
+        if effect.timeout_s is not None:
+            self._enable(rank, f"{EXPIRED} {effect.source}/{effect.tag}", expire)
+
+    def _deadlock(self) -> str:
+        next_steps = {r: s.steps[0] for r, s in enumerate(self._scripts) if s.steps}
+        raise DeadlockError(
+            f"the record does not fit this experiment: next on record is {next_steps}, which "
+            "cannot happen here. Was the run made with other settings, or by other code?"
+        )
+
+
+def _done(deliver: Deliver, value: Any, error: BaseException | None) -> bool:
+    deliver(value, error)
+    return True

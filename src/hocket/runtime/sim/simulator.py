@@ -1,0 +1,365 @@
+"""A deterministic discrete-event simulator in which the mathematics is real.
+
+Gradients are computed for real, one after another, on real data; only time, network and faults are
+modelled (`hocket.runtime.sim.cost`). So one laptop trains with 128 learners and reads off the time
+the cluster would have taken. The same seed gives the same trace and the same parameters, bit for
+bit.
+
+A deadlock is an empty event heap: the error lists what every rank awaits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from hocket.core import device
+from hocket.core.effects import (
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Deliver,
+    Effect,
+    Evaluate,
+    Grad,
+    Gradient,
+    MeanGradient,
+    Recv,
+    Send,
+)
+from hocket.core.strategy import State
+from hocket.data.ledger import ReplicatedLedger
+from hocket.data.shared_ledger import LocalCounters, SharedLedger, save_counters
+from hocket.errors import (
+    ContractError,
+    DeadlockError,
+    DivergedError,
+    PeerLostError,
+    require,
+)
+from hocket.experiment import Experiment
+from hocket.record.checkpoint import Checkpoints, Saved
+from hocket.runtime.shared import reductions
+from hocket.runtime.shared.account import Desk
+from hocket.runtime.shared.boundary import Meeting, hold
+from hocket.runtime.shared.boundary_effects import Gather, Quiet
+from hocket.runtime.shared.inbox import Inbox
+from hocket.runtime.shared.reductions import Post
+from hocket.runtime.shared.restore import restore, restore_counters
+from hocket.runtime.shared.trampoline import Task
+from hocket.runtime.shared.worker import Worker
+from hocket.runtime.sim.cost import EVALUATION_SPEED, Cluster, CostModel, Death
+from hocket.runtime.sim.exchange import SimLearner, SimulatedExchange
+
+
+class Simulator(SimulatedExchange):
+    """Runs every learner of an experiment in one process, on a virtual clock."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        cluster: Cluster,
+        report: Callable[[dict[str, Any]], None],
+        checkpoints: Checkpoints | None = None,
+        saved: Saved | None = None,
+    ) -> None:
+        size = experiment.options.learners
+        require(
+            cluster.num_learners == size,
+            f"the cluster has {cluster.num_learners} learners, but runtime.learners is {size}",
+        )
+        super().__init__(experiment, CostModel(cluster, experiment.options.seed))
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._pool = experiment.pool()
+        self._worker = Worker(
+            experiment.task,
+            self._pool,
+            experiment.options.seed,
+            on=device.resolve(experiment.options.device, 0),
+            precision=experiment.options.precision,
+            natural_gradient=experiment.optimizer.natural_gradient,
+        )
+        self._counters = LocalCounters()
+        self._report = report
+        self._meeting = Meeting(
+            self._worker.layout,
+            self._worker.frozen,
+            lambda: self.now,
+            checkpoints,
+            self._common_state,
+            lambda r: self.learners[r].inbox.unread(),
+        )
+        if saved is not None and not experiment.strategy.synchronous:
+            restore_counters(self._counters, saved, self.alive)
+        self.learners = [self._learner(rank, saved) for rank in range(size)]
+        if saved is not None:
+            self.now = saved.run["time_s"]
+            if saved.ranks == list(self.alive) and "cost" in saved.run:
+                self._cost.load_state_dict(saved.run["cost"])
+        self.learners[0].desk.say(self._worker.notes)
+        self._deaths_at_draw: dict[int, int] = {}
+        self._planned: list[Death] = []
+        self._plan_deaths(cluster.deaths, saved)
+
+    def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
+        strategy = self._experiment.strategy
+        desk = Desk(
+            self._experiment,
+            self._pool,
+            rank,
+            self._ledger(rank),
+            self._worker.new_state(),
+            self._note_event,
+        )
+        state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
+        if saved is not None:
+            state, unread = restore(desk, state, saved, self._worker.layout)
+            learner = SimLearner(desk, state, Inbox(rank))
+            for message in unread:
+                learner.inbox.arrive(message)
+            return learner
+        return SimLearner(desk, state, Inbox(rank))
+
+    def _ledger(self, rank: int) -> ReplicatedLedger | SharedLedger:
+        if self._experiment.strategy.synchronous:
+            return ReplicatedLedger(self._pool, rank, self.alive)
+        return SharedLedger(self._pool, rank, self.alive, self._counters)
+
+    def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
+        """Schedule what is to go wrong; what had gone wrong before a resumption is past."""
+        for death in deaths:
+            if saved is not None and death.rank not in saved.ranks:
+                continue
+            if death.at_draw is not None:
+                self._deaths_at_draw[death.rank] = death.at_draw
+            elif death.at_s is not None and death.at_s >= self.now:
+                self._at(death.at_s, partial(self._die, death.rank))
+            else:
+                continue
+            self._planned.append(death)
+
+    # ------------------------------------------------------------------ running
+
+    def stop(self) -> None:
+        """Ask to stop at the next boundary."""
+        for learner in self.learners:
+            learner.desk.stop_wanted = True
+
+    def run(self) -> State:
+        """Run to the end and return the final state of the first learner alive."""
+        for rank, learner in enumerate(self.learners):
+            me = learner.desk.learner(self._worker.layout)
+            main = self._experiment.strategy.run(me, learner.state)
+            learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
+            self.drain()  # one rank after the other, as when a quiet point lets them go
+        while not self._over():
+            self._raise_failure()
+            if not self._heap:
+                raise DeadlockError(self._deadlock())
+            self.now, _, happen = heapq.heappop(self._heap)
+            happen()
+            self.drain()
+            while self._unquiet and self._all_quiet():
+                self._retry(*self._unquiet.pop())
+                self.drain()
+        self._raise_failure()
+        self._check_lent()
+        return self.learners[self.alive[0]].state
+
+    def _over(self) -> bool:
+        return all(self.learners[r].returned for r in self.alive)
+
+    def _main_ended(self, rank: int) -> Deliver:
+        def ended(value: Any, error: BaseException | None) -> None:
+            if rank not in self._living:
+                return
+            if error is not None:
+                error.add_note(f"(rank {rank}, at virtual time {self.now:.6f} s)")
+                self._failure = self._failure or error
+                return
+            self.learners[rank].state = value
+            self.learners[rank].returned = True
+
+        return ended
+
+    def service_ended(self, value: Any, error: BaseException | None) -> None:
+        """Take note if a service failed."""
+        if error is not None and not isinstance(error, PeerLostError):
+            self._failure = self._failure or error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (when, self._sequence, happen))
+
+    def _deliver_at(self, when: float, rank: int, deliver: Deliver, value: Any) -> None:
+        def happen() -> None:
+            if rank in self._living:
+                deliver(value, None)
+
+        self._at(when, happen)
+
+    def _deadlock(self) -> str:
+        awaited: dict[str, list[int]] = defaultdict(list)
+        for rank in self.alive:
+            learner = self.learners[rank]
+            if not learner.returned:
+                awaited[self._describe(rank)].append(rank)
+        lines = [
+            f"rank {ranks[0]} awaits {what}"
+            if len(ranks) == 1
+            else f"ranks {', '.join(map(str, ranks))} await {what}"
+            for what, ranks in awaited.items()
+        ]
+        return (
+            f"Deadlock at virtual time {self.now:.6f} s: {'; '.join(lines)}. Nothing is under way "
+            "that could wake any of them: the strategy's sends and receives, or its collectives, "
+            "do not match."
+        )
+
+    def _describe(self, rank: int) -> str:
+        for (group, number), meet in self._meets.items():
+            if rank in meet.posts:
+                name = meet.posts[rank].effect.describe()
+                return f"{name} #{number}" + (f" of group {group}" if group else "")
+        main = self.learners[rank].main
+        return main.describe() if main else "nothing"
+
+    # ------------------------------------------------------------------ the trampoline's questions
+
+    def desk(self, rank: int) -> Desk:
+        """Return a rank's desk."""
+        return self.learners[rank].desk
+
+    def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
+        """Return what happens at a boundary."""
+        return hold(self.learners[rank].desk, state, self._meeting)
+
+    def started(self, service: Task) -> None:
+        """Remember a service, to know when all are idle."""
+        self.learners[service.rank].services.append(service)
+
+    def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
+        """Begin an effect of any kind."""
+        rank = task.rank
+        if rank not in self._living:
+            return
+        if isinstance(effect, Gradient):
+            self._gradient(rank, effect, deliver)
+        elif isinstance(effect, Send):
+            self._send(rank, effect, deliver)
+        elif isinstance(effect, Recv):
+            self._recv(rank, effect, deliver)
+        elif isinstance(effect, MeanGradient):
+            self._gradient(rank, Gradient(effect.params), self._then_post(rank, effect, deliver))
+        elif isinstance(effect, Evaluate):
+            self._evaluate(rank, effect, deliver)
+        elif isinstance(effect, AllReduce | Broadcast | AllToAll | Gather | Quiet):
+            self._join_meet(rank, Post(effect, self.now, deliver))
+        else:
+            raise ContractError(f"rank {rank} awaited {effect!r}, which is not an effect")
+
+    # ------------------------------------------------------------------ computing
+
+    def _gradient(self, rank: int, effect: Gradient, deliver: Deliver) -> None:
+        learner = self.learners[rank]
+        ticket = effect.ticket or learner.desk.ledger.draw()
+        if ticket.dry:
+            deliver(self._worker.dry(ticket), None)
+            return
+        books = learner.desk.books
+        books.draws += effect.ticket is None
+        if self._deaths_at_draw.get(rank) == books.draws:
+            self._die(rank)
+            return
+        grad = self._worker.gradient(effect.params, ticket, learner.desk.worker_state, effect.part)
+        start, end = self._cost.compute(rank, self.now, grad.frames)
+        books.compute_s += end - start
+        self.trace.note(rank, "compute", start, end, ticket.describe(effect.part))
+
+        def finished(value: Any, error: BaseException | None) -> None:
+            try:
+                learner.desk.drew(grad)
+            except DivergedError as failure:
+                value, error = None, failure
+            deliver(value, error)
+
+        self._deliver_at(end, rank, finished, grad)
+
+    def _then_post(self, rank: int, effect: MeanGradient, deliver: Deliver) -> Deliver:
+        def post(grad: Grad, error: BaseException | None) -> None:
+            self._join_meet(rank, Post(effect, self.now, deliver, grad, float(grad.frames)))
+
+        return post
+
+    def _evaluate(self, rank: int, effect: Evaluate, deliver: Deliver) -> None:
+        desk = self.learners[rank].desk
+        members = self.alive
+        items = reductions.slice_of(
+            reductions.num_scored(effect, self._pool), members.index(rank), len(members)
+        )
+        state = desk.scoring_state or desk.worker_state
+        tally = self._worker.score(effect.params, state, effect.which, items)
+        start, end = self._cost.compute(rank, self.now, tally.frames, EVALUATION_SPEED)
+        self.trace.note(rank, "evaluate", start, end)
+        post = Post(effect, end, deliver, tally)
+        self._at(end, lambda: self._join_meet(rank, post))
+
+    # ------------------------------------------------------------------ faults
+
+    def _die(self, rank: int) -> None:
+        if rank not in self._living or self.learners[rank].returned:
+            return
+        self.alive = tuple(r for r in self.alive if r != rank)
+        self._living.discard(rank)
+        dead = self.learners[rank]
+        dead.lost_s = self.now
+        self.trace.note(rank, "lost", self.now, self.now)
+        self._recover_from(dead)
+        self._note_event(
+            {
+                "event": "lost",
+                "frames": self.desk(self.alive[0]).ledger.committed_frames,
+                "epoch": self.desk(self.alive[0]).ledger.epoch,
+                "rank": rank,
+                "reason": "planned fault",
+            }
+        )
+        for r in self.alive:
+            self.learners[r].inbox.lose(rank)
+        for meet in self._meets.values():
+            meet.posts.pop(rank, None)
+        for key in list(self._meets):
+            self._retry(*key)
+
+    def _recover_from(self, dead: SimLearner) -> None:
+        """Give back at once what was lost; real learners do it at their next quiet point."""
+        ledgers = [self.desk(r).ledger for r in self.alive]
+        shared = [ledger for ledger in ledgers if isinstance(ledger, SharedLedger)]
+        if shared:
+            held = [place for ledger in shared for place in ledger.pending_places()]
+            shared[0].recover(held, self.alive)
+            for ledger in shared:
+                ledger.survived_by(self.alive)
+
+    def deaths_to_come(self) -> list[Death]:
+        """Return the planned deaths of learners that are still alive."""
+        return [d for d in self._planned if d.rank in self._living]
+
+    # ------------------------------------------------------------------ the record
+
+    def _note_event(self, event: dict[str, Any]) -> None:
+        self._report({"event": event["event"], "time_s": self.now, "clock": "virtual"} | event)
+
+    def _common_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"cost": self._cost.state_dict()}
+        if not self._experiment.strategy.synchronous:
+            state["counters"] = save_counters(self._counters)
+        return state

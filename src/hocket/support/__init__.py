@@ -1,0 +1,1 @@
+"""Helpers without a subject of their own: processes, progress, files. May import errors only."""

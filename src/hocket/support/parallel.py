@@ -1,0 +1,138 @@
+"""The same function on many things, by several processes; results come in order.
+
+What is computed never depends on how many processes there are: the pieces are fixed by the caller,
+and results are handed back in the order of the pieces.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import TypeVar
+
+import torch
+
+from hocket.errors import HocketError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Loaded once by the server that processes are forked from; what is not installed is passed over.
+PRELOAD = [
+    "hocket.runtime.launch.learner_process",
+    "hocket.speech.gmm.alignment",
+    "hocket.speech.corpus.build",
+]
+
+
+class WorkerDiedError(HocketError):
+    """A process ended in the middle of its piece."""
+
+
+def default_jobs() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered_map(
+    function: Callable[[T], R], pieces: Sequence[T], *, jobs: int, what: str, fresh: bool = False
+) -> Iterator[R]:
+    """Yield `function(piece)` for each piece, in order.
+
+    With `fresh` every piece has a process of its own, for libraries with state that cannot be
+    reset. One job without `fresh` runs here, without a process.
+    """
+    if jobs <= 1 and not fresh:
+        yield from map(partial(_alone, function), pieces)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    pool = ProcessPoolExecutor(
+        max(1, min(jobs, len(pieces))),
+        mp_context=context,
+        initializer=_begin_worker,
+        max_tasks_per_child=1 if fresh else None,
+    )
+    finished = False
+    with _interrupted_once():
+        try:
+            yield from pool.map(function, pieces)
+            finished = True
+        except BrokenProcessPool as error:
+            raise WorkerDiedError(
+                f"a process died while {what}: out of memory, or ended from outside. Run the "
+                "command again: what is finished is kept (fewer processes at once: --jobs "
+                f"{max(1, jobs // 2)})"
+            ) from error
+        finally:
+            if not finished:
+                _end_workers(pool)
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Let the first Ctrl-C be the only one until the workers have ended.
+
+    A second one in the middle of ending them would leave a pool that waits for them for ever.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is not signal.default_int_handler or (
+        threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _begin_worker() -> None:
+    """One thread; and Ctrl-C is the parent's affair, although a terminal sends it to all."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers: they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _end_workers(pool: ProcessPoolExecutor) -> None:
+    """End workers that nobody waits for any more; asked politely they would finish their piece."""
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.terminate()
+
+
+def _alone(function: Callable[[T], R], piece: T) -> R:
+    """Run with one thread, as the processes do: sums then come out the same."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return function(piece)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def chunks(things: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Cut into pieces of `size`, the last one shorter."""
+    return [things[i : i + size] for i in range(0, len(things), size)]
