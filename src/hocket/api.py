@@ -253,24 +253,24 @@ def run_simulated(
 
 def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
     """Return what a simulation came to."""
-    desk = simulator.desk(simulator.alive[0])
-    time_s = simulator.now - desk.aside_s
-    scores = desk.scores
+    first = simulator.context(simulator.alive[0])
+    account, scores = first.account, first.account.scores
+    time_s = simulator.now - account.aside_s
     return Result(
         loss=scores.loss if scores else float("nan"),
         accuracy=scores.accuracy if scores else float("nan"),
-        frames=desk.ledger.committed_frames,
-        discarded_frames=desk.ledger.discarded_frames,
-        epoch=desk.ledger.epoch,
+        frames=account.ledger.committed_frames,
+        discarded_frames=account.ledger.discarded_frames,
+        epoch=account.ledger.epoch,
         time_s=time_s,
-        aside_s=desk.aside_s,
+        aside_s=account.aside_s,
         clock="virtual",
         learners=[
-            results.learner_report(rank, learner.desk.books, time_s, learner.lost_s)
+            results.learner_report(rank, learner.context.account.books, time_s, learner.lost_s)
             for rank, learner in enumerate(simulator.learners)
         ],
         model=results.final_model(path, out),
-        stopped=desk.stop_agreed and not desk.ledger.closed(),
+        stopped=first.agenda.stop_agreed and not account.ledger.closed(),
         run_dir=out,
         trace_digest=simulator.trace.digest,
     )

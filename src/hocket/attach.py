@@ -37,7 +37,7 @@ from hocket.experiment import Experiment, RuntimeOptions
 from hocket.optim import NGSGD, Constant, Optimizer
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate, Fault
-from hocket.runtime.real.user_loop import LoopRuntime, OwnLoop
+from hocket.runtime.real.user_loop import LoopRuntime, UserLoop
 from hocket.strategies import STRATEGIES
 
 _attached = 0  # how many times in this process: each time learners meet anew
@@ -332,7 +332,7 @@ def attach(
         "hocket.train, or another strategy",
     )
     experiment = Experiment(
-        OwnLoop(model),
+        UserLoop(model),
         chosen,
         rule,
         Constant(epochs=1, lr_compensation="full" if lr == "sequential" else "none"),

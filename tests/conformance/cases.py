@@ -48,7 +48,9 @@ class Case:
         return [
             d
             for d in sim.deaths_to_come()
-            if self.everyone_draws or d.at_draw is None or sim.desk(d.rank).books.draws >= d.at_draw
+            if self.everyone_draws
+            or d.at_draw is None
+            or sim.context(d.rank).account.books.draws >= d.at_draw
         ]
 
     @property

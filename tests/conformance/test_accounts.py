@@ -67,7 +67,7 @@ def test_no_deadlock_in_random_clusters(case: Case) -> None:
         )
         sim = simulator(experiment, uneven(learners, seed))
         sim.run()
-        assert sim.desk(0).frames == frames
+        assert sim.context(0).account.frames == frames
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_learners_may_die_at_any_time(case: Case) -> None:
         lost = sum(s.kind == "lost" for s in sim.trace.spans)
         assert lost == len(deaths) - len(sim.deaths_to_come()) == learners - len(sim.alive)
         for rank in sim.alive:
-            assert sim.desk(rank).frames == frames
+            assert sim.context(rank).account.frames == frames
 
 
 # ------------------------------------------------------------------ the record

@@ -349,7 +349,9 @@ def test_a_loss_between_models_and_momentum(strategy: Strategy) -> None:
         models = [sim.learners[r].state.params for r in sim.alive]
         assert len(models) == 3
         assert all(torch.equal(models[0], other) for other in models)
-        assert sim.desk(sim.alive[0]).frames == 3 * sum(UNEVEN.frames_of(i) for i in range(23))
+        assert sim.context(sim.alive[0]).account.frames == 3 * sum(
+            UNEVEN.frames_of(i) for i in range(23)
+        )
 
 
 def test_the_centre_survives_whoever_keeps_it() -> None:
@@ -361,6 +363,8 @@ def test_the_centre_survives_whoever_keeps_it() -> None:
         sim = bare(UNEVEN, AsyncEASGD(sync_every=2), uneven(4, seed, deaths))
         sim.run()
         assert len(sim.alive) == 4 - len(deaths), "a planned fault did not fire"
-        assert sim.desk(sim.alive[0]).frames == 3 * sum(UNEVEN.frames_of(i) for i in range(23))
+        assert sim.context(sim.alive[0]).account.frames == 3 * sum(
+            UNEVEN.frames_of(i) for i in range(23)
+        )
         centre = sim.learners[sim.alive[0]].state.centre[:DIM].numpy()  # type: ignore[attr-defined]
         assert np.abs(centre - UNEVEN.optimum).max() < 0.9  # from 1.12 at the start

@@ -81,7 +81,7 @@ def test_allreduce_is_sequential_with_larger_minibatches() -> None:
         batches = [
             small.load("train", small.items("train")[i], 0) for i in order[start : start + 4]
         ]
-        worker.bind(params, sim.learners[0].desk.worker_state)
+        worker.bind(params, sim.learners[0].context.worker_state)
         x, y = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
         loss = small.loss(worker.model, (x, y))
         grads = torch.autograd.grad(loss.total / loss.frames, list(worker.model.parameters()))

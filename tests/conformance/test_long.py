@@ -32,7 +32,7 @@ def test_no_deadlock_in_many_random_clusters(case: Case) -> None:
         )
         sim = simulator(experiment, uneven(learners, seed))
         sim.run()
-        assert sim.desk(0).frames == 2 * sum(task.frames_of(i) for i in range(items))
+        assert sim.context(0).account.frames == 2 * sum(task.frames_of(i) for i in range(items))
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_many_random_fault_plans(case: Case) -> None:
         sim.run()
         assert not case.unfired(sim), "a planned fault did not fire"
         for rank in sim.alive:
-            assert sim.desk(rank).frames == 2 * sum(task.frames_of(i) for i in range(14))
+            assert sim.context(rank).account.frames == 2 * sum(task.frames_of(i) for i in range(14))

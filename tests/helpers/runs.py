@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ def keep_only_first_checkpoint(run: Path, copy: Path) -> Path:
     return copy
 
 
-def simulator(experiment: Experiment, cluster: Cluster) -> Simulator:
+def simulator(
+    experiment: Experiment,
+    cluster: Cluster,
+    report: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Simulator:
     """A bare simulator, without a run directory."""
-    return Simulator(experiment, cluster, lambda event: None)
+    return Simulator(experiment, cluster, report)

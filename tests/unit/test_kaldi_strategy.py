@@ -72,9 +72,9 @@ def test_learners_join_the_work_one_after_the_other() -> None:
             first.setdefault(span.rank, span.start_s)
     assert sorted(first) == [0, 1, 2, 3]
     assert first[0] < first[1] < first[2] < first[3]
-    assert sim.desk(0).books.frames > sim.desk(3).books.frames
-    frames = sum(sim.desk(r).books.frames for r in range(4))
-    assert frames == 2 * TASK.num_frames == sim.desk(0).ledger.committed_frames
+    assert sim.context(0).account.books.frames > sim.context(3).account.books.frames
+    frames = sum(sim.context(r).account.books.frames for r in range(4))
+    assert frames == 2 * TASK.num_frames == sim.context(0).account.ledger.committed_frames
 
 
 def test_learners_that_join_late_are_not_called_slow() -> None:
@@ -171,11 +171,9 @@ def test_a_learner_that_breaks_is_dropped() -> None:
     strategy = Kaldi(sync_every=2, initial_learners=4, best_first=False, **PLAIN)
     schedule = Constant(epochs=1)
     options = RuntimeOptions(learners=4)
-    sim = simulator(
-        Experiment(task, strategy, SGD(lr=0.02), schedule, options=options), Cluster.even(4)
-    )
+    experiment = Experiment(task, strategy, SGD(lr=0.02), schedule, options=options)
     told: list[dict[str, Any]] = []
-    sim.desk(0).report = told.append
+    sim = simulator(experiment, Cluster.even(4), told.append)
     assert bool(torch.isfinite(sim.run().params).all())
     assert max(event.get("dropped_max", 0) for event in told) == 1
 

@@ -193,7 +193,7 @@ def test_shared_accounts_close_whoever_dies(
             load_counters(counters, saved, [], pending, [part["lane"] for part in parts])
             ledgers = {r: SharedLedger(p, r, everyone, counters) for r in everyone}
             for r in everyone:
-                ledgers[r].load_state_dict(parts[r])
+                ledgers[r].load_state_dict(parts[r], same_learners=True)
         rank = rng.choice(list(ledgers))
         counters.alive = not (len(ledgers) > 1 and turn > 5 and rng.random() < 0.03)
         try:

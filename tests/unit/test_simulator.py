@@ -233,7 +233,7 @@ def test_forks_must_be_awaited_before_a_boundary() -> None:
 
     experiment = Experiment(Quadratic(num_items=1), Forgetful(), schedule=Constant(epochs=1))
     sim = simulator(experiment, Cluster.even(1))
-    sim.learners[0].desk.forks = 1  # as one that has not come back
+    sim.forks[0] = 1  # as one that has not come back
     with pytest.raises(ContractError, match="await every handle before `boundary`"):
         sim.run()
 

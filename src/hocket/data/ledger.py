@@ -15,7 +15,7 @@ Discarded items (stale, rejected) are counted and not drawn again; a returned it
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,124 @@ from hocket.data.pool import Ints, Pool
 from hocket.errors import ContractError
 
 
-class ReplicatedLedger:
+class Ledger(Protocol):
+    """What an account of the pool answers, whoever keeps it."""
+
+    committed_frames: int
+    discarded_frames: int
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being drawn from."""
+        ...
+
+    @property
+    def pending_frames(self) -> int:
+        """Frames this learner has drawn and not settled."""
+        ...
+
+    def draw(self) -> Ticket:
+        """Take the next item."""
+        ...
+
+    def settle(
+        self, outcome: Outcome, tickets: tuple[Ticket, ...] | None, alive: tuple[int, ...]
+    ) -> None:
+        """Say what became of drawn items; None: of all that this learner has drawn."""
+        ...
+
+    def deal_to(self, num_active: int, alive: tuple[int, ...]) -> None:
+        """Let only the first so many learners draw from now on."""
+        ...
+
+    def refresh(self) -> None:
+        """Look up what others have settled."""
+        ...
+
+    def dry(self) -> bool:
+        """True if there is nothing to draw now."""
+        ...
+
+    def exhausted(self) -> bool:
+        """True if nothing will be left to draw for this learner to the end of the run."""
+        ...
+
+    def closed(self) -> bool:
+        """True if every item of every epoch is settled."""
+        ...
+
+    def behind(self, alive: tuple[int, ...]) -> bool:
+        """True if items of lost learners must still be given back, at a quiet point."""
+        ...
+
+    def pending_places(self) -> list[list[int]]:
+        """Name what this learner has drawn and nobody has settled, where others must know."""
+        ...
+
+    def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
+        """Give back what was lost with learners; `held` is in the hands of survivors."""
+        ...
+
+    def survived_by(self, alive: tuple[int, ...]) -> None:
+        """Take note that what was lost has been given back."""
+        ...
+
+    def settled_for_others(self) -> list[list[int]]:
+        """Name what this learner settled that another drew, since the last quiet point."""
+        ...
+
+    def reconcile(self, places: list[list[int]]) -> None:
+        """Strike out what others have settled on this learner's behalf."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
+        """Go on from a saved account, with the same learners or with others."""
+        ...
+
+
+class KnownByAll:
+    """The part of a ledger that has no loose ends at a quiet point: each learner knows all."""
+
+    def behind(self, alive: tuple[int, ...]) -> bool:
+        """What the lost had drawn is dealt again with the next settlement."""
+        return False
+
+    def pending_places(self) -> list[list[int]]:
+        """Nobody needs to know."""
+        return []
+
+    def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
+        """Nothing is lost."""
+
+    def survived_by(self, alive: tuple[int, ...]) -> None:
+        """Nothing is lost."""
+
+    def settled_for_others(self) -> list[list[int]]:
+        """Nobody settles what another drew."""
+        return []
+
+    def reconcile(self, places: list[list[int]]) -> None:
+        """Nobody settles what another drew."""
+
+    def refresh(self) -> None:
+        """Nothing to look up: the account is complete as it is."""
+
+
+def refuse_partial_deal(rank: int, num_active: int, alive: tuple[int, ...]) -> None:
+    """Refuse to leave learners out, for a ledger that cannot: it does not deal items in rounds."""
+    if num_active < len(alive):
+        raise ContractError(
+            f"rank {rank}: only a synchronous strategy whose data Hocket draws can deal items to "
+            f"{num_active} of its {len(alive)} learners: let all learners take part from the start "
+            "(strategy kaldi: initial_learners)"
+        )
+
+
+class ReplicatedLedger(KnownByAll):
     """The account a synchronous learner keeps of everybody, by counting its own rounds.
 
     The unsettled items of the epoch are dealt out in rounds, one column per member. All members
@@ -115,7 +232,7 @@ class ReplicatedLedger:
         self._drawn = self._settled = self._own_pending = self._base = 0
         self._deal += 1
 
-    def deal_to(self, num_active: int) -> None:
+    def deal_to(self, num_active: int, alive: tuple[int, ...] | None = None) -> None:
         """Deal what is left, and all that follows, to the first so many members."""
         num_active = max(1, min(num_active, len(self.members)))
         if num_active == self._active:
@@ -145,9 +262,6 @@ class ReplicatedLedger:
                 if everyone
                 else self._dealt(self._pool.order(epoch))
             )
-
-    def refresh(self) -> None:
-        """Nothing to look up: the account is complete as it is."""
 
     def dry(self) -> bool:
         """True if every round of this epoch has been drawn."""

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from hocket.core.accounts import DRY, Outcome, Ticket
+from hocket.data.ledger import Ledger, ReplicatedLedger, refuse_partial_deal
 from hocket.data.pool import Pool
-from hocket.errors import ContractError
+from hocket.errors import CheckpointError, ContractError
 
 Place: TypeAlias = tuple[int, int]  # epoch, index of an item
 
@@ -68,6 +69,7 @@ class SharedLedger:
     """
 
     def __init__(self, pool: Pool, rank: int, members: tuple[int, ...], counters: Counters) -> None:
+        self._rank = rank
         self._pool = pool
         self._counters = counters
         self.members = members  # as of the last recovery
@@ -132,7 +134,12 @@ class SharedLedger:
                 return epoch, index
         return None
 
-    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None = None) -> None:
+    def settle(
+        self,
+        outcome: Outcome,
+        tickets: tuple[Ticket, ...] | None = None,
+        alive: tuple[int, ...] | None = None,
+    ) -> None:
         """Settle tickets, one's own or another learner's that came with a message."""
         for ticket in tuple(self._pending.values()) if tickets is None else tickets:
             if ticket.dry:
@@ -177,6 +184,14 @@ class SharedLedger:
 
     # At a quiet point the learners' views are laid side by side.
 
+    def deal_to(self, num_active: int, alive: tuple[int, ...]) -> None:
+        """Refuse to leave a learner out: here nothing is dealt, each takes what comes next."""
+        refuse_partial_deal(self._rank, num_active, alive)
+
+    def behind(self, alive: tuple[int, ...]) -> bool:
+        """True if learners were lost since the last quiet point."""
+        return alive != self.members
+
     def pending_places(self) -> list[list[int]]:
         """Name what this learner has drawn and nobody has settled."""
         return [list(place) for place in self._pending]
@@ -213,13 +228,33 @@ class SharedLedger:
         """Return this learner's part of the account; valid at a quiet point."""
         return {"lane": self._lane, "pending": self.pending_places()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this learner's part."""
+    def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
+        """Go on from this learner's part; other learners begin with what the counters say."""
+        if not same_learners:
+            self._begin_with_others()
+            return
         self._lane = state["lane"]
         self._pending = {
             (e, i): Ticket(e, i, int(self._pool.frames[i])) for e, i in state["pending"]
         }
         self.refresh()
+
+    def _begin_with_others(self) -> None:
+        if _fixed(self._pool):
+            raise CheckpointError(
+                "an asynchronous strategy with runtime.sharding = 'fixed' can only be resumed with "
+                "the same number of learners: each has its own place in its own shard"
+            )
+        self.refresh()
+
+
+def open_ledger(
+    pool: Pool, rank: int, members: tuple[int, ...], counters: Counters, *, synchronous: bool
+) -> Ledger:
+    """Open the kind of account that a strategy needs."""
+    if synchronous:
+        return ReplicatedLedger(pool, rank, members)
+    return SharedLedger(pool, rank, members, counters)
 
 
 _FRAMES = {"commit": "committed_frames", "discard": "discarded_frames"}

@@ -12,104 +12,84 @@ from hocket.core.effects import (
     AllToAll,
     Broadcast,
     Deliver,
-    Effect,
     Evaluate,
     Grad,
-    Mean,
     MeanGradient,
 )
-from hocket.errors import ContractError, HocketError, WaitTimeoutError
+from hocket.errors import HocketError, WaitTimeoutError
 from hocket.runtime.net.exchange import NOTHING, Exchange, Riding
-from hocket.runtime.real.executors import Jobs
+from hocket.runtime.real.executors import Executors
 from hocket.runtime.shared import reductions
-from hocket.runtime.shared.account import Desk
 from hocket.runtime.shared.boundary_effects import Gather
+from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.worker import Worker
 
 Span = Callable[[str, float], None]
 
 
-class Together:
+class CollectiveEffects:
     """Collectives of one learner, in the order in which they are issued."""
 
     def __init__(
-        self, desk: Desk, worker: Worker, exchange: Exchange | None, jobs: Jobs, span: Span
+        self,
+        context: RankContext,
+        worker: Worker,
+        exchange: Exchange | None,
+        executors: Executors,
+        span: Span,
+        issuing: Callable[[int], None],
     ) -> None:
-        self._desk = desk
+        self._context = context
+        self._account = context.account
         self._worker = worker
         self._exchange = exchange  # None: there is nobody else
-        self._jobs = jobs
+        self._executors = executors
         self._span = span
-        self._timeout_s = desk.experiment.options.timeout_s
-        self.issued = 0
+        self._issuing = issuing  # planned faults strike here
+        self._timeout_s = context.experiment.options.timeout_s
+        self._issued = 0
         self._ended = 0
-        self.issuing: Callable[[int], None] = lambda number: None  # planned faults strike here
+
+    @property
+    def handlers(self) -> Handlers:
+        """How collectives and evaluation are begun."""
+        return {
+            AllReduce: self._all_reduce,
+            Broadcast: self._broadcast,
+            AllToAll: self._all_to_all,
+            Gather: self._gather,
+            Evaluate: self._evaluate,
+        }
 
     @property
     def _others(self) -> Exchange:
         assert self._exchange is not None
         return self._exchange
 
-    def begin(self, effect: Effect[Any], deliver: Deliver) -> None:
-        """Begin a collective of any kind."""
-        if isinstance(effect, Evaluate):
-            self._evaluate(effect, deliver)
-        elif self._exchange is None:
-            self._alone(effect, deliver)
-        elif isinstance(effect, AllReduce):
-            self._all_reduce(effect, deliver)
-        elif isinstance(effect, Broadcast):
-            self._broadcast(effect, deliver)
-        elif isinstance(effect, AllToAll):
-            self._all_to_all(effect, deliver)
-        elif isinstance(effect, Gather):
-            value = effect.value
-            self.communicate("gather", lambda: self._others.gather(value), deliver)
-        else:
-            raise ContractError(
-                f"rank {self._desk.rank} awaited {effect!r}, which is not an effect"
-            )
-
-    def _alone(self, effect: Effect[Any], deliver: Deliver) -> None:
-        """Answer a collective of one."""
-        if isinstance(effect, AllReduce):
-            weight = effect.weight if effect.weight is not None else self._pending
-            value = effect.x if effect.in_place else effect.x.clone()
-            deliver(Mean(value, 1, float(weight)), None)
-        elif isinstance(effect, Broadcast):
-            deliver(effect.x.clone(), None)
-        elif isinstance(effect, AllToAll):
-            deliver([s.clone() for s in effect.stripes], None)
-        elif isinstance(effect, Gather):
-            deliver([effect.value], None)
-        else:
-            raise ContractError(
-                f"rank {self._desk.rank} awaited {effect!r}, which is not an effect"
-            )
-
     # ------------------------------------------------------------------ one by one
 
-    @property
-    def _pending(self) -> int:
-        return self._desk.ledger.pending_frames
-
     def _riding(self) -> Riding:
-        """Let the tally and a wish to stop ride along with a collective of all."""
-        if not self._desk.experiment.strategy.synchronous:
+        """Let the tally and a wish to stop be piggybacked on a collective of all."""
+        if not self._context.experiment.strategy.synchronous:
             return NOTHING
-        return Riding(self._desk.own_tally.take(), self._desk.stop_wanted)
+        return Riding(self._account.tally.take(), self._context.agenda.stop_wanted)
 
     def _riding_in_group(self) -> Riding:
-        """Let a wish to meet all ride along: members of a group must reach the same boundary."""
-        if not self._desk.experiment.strategy.moves_in_groups:
+        """Piggyback a wish to meet all: members of a group must reach the same boundary."""
+        if not self._context.experiment.strategy.moves_in_groups:
             return NOTHING
-        return Riding(Tally(), self._desk.wish().quiet)
+        return Riding(Tally(), self._context.agenda.wish().quiet)
 
-    def _all_reduce(self, effect: AllReduce, deliver: Deliver) -> None:
-        weight = float(self._pending if effect.weight is None else effect.weight)
+    def _all_reduce(self, fiber: Fiber, effect: AllReduce, deliver: Deliver) -> None:
+        pending = self._account.ledger.pending_frames
+        weight = float(pending if effect.weight is None else effect.weight)
+        if self._exchange is None:
+            deliver(reductions.answer_alone(fiber.rank, effect, weight), None)
+            return
         riding = self._riding() if effect.group is None else self._riding_in_group()
         size = effect.x.numel() * 4
-        self._desk.books.bytes_sent += self._others.reduced_bytes(size, effect.group)
+        self._account.books.bytes_sent += self._others.reduced_bytes(size, effect.group)
         self.communicate(
             "allreduce",
             lambda: self._others.all_reduce(effect, weight, riding),
@@ -126,8 +106,8 @@ class Together:
                 return
             riding = self._riding()
             coded = effect.codec.coded_bytes(self._worker.layout.size)
-            self._desk.books.bytes_sent += self._others.reduced_bytes(coded)
-            lend = not self._jobs.concurrent
+            self._account.books.bytes_sent += self._others.reduced_bytes(coded)
+            lend = not self._executors.concurrent
             self.communicate(
                 "mean_gradient",
                 lambda: self._others.mean_gradient(grad, riding, lend=lend),
@@ -136,21 +116,33 @@ class Together:
 
         return reduce
 
-    def _broadcast(self, effect: Broadcast, deliver: Deliver) -> None:
-        members = effect.group or self._desk.alive
-        if effect.root == self._desk.rank:
-            self._desk.books.bytes_sent += effect.x.numel() * 4 * (len(members) - 1)
+    def _broadcast(self, fiber: Fiber, effect: Broadcast, deliver: Deliver) -> None:
+        if self._exchange is None:
+            deliver(reductions.answer_alone(fiber.rank, effect), None)
+            return
+        members = effect.group or self._account.alive
+        if effect.root == fiber.rank:
+            self._account.books.bytes_sent += effect.x.numel() * 4 * (len(members) - 1)
         job = lambda: self._others.broadcast(effect)  # noqa: E731
         self.communicate("broadcast", job, deliver, everyone=effect.group is None)
 
-    def _all_to_all(self, effect: AllToAll, deliver: Deliver) -> None:
+    def _all_to_all(self, fiber: Fiber, effect: AllToAll, deliver: Deliver) -> None:
+        if self._exchange is None:
+            deliver(reductions.answer_alone(fiber.rank, effect), None)
+            return
         own = effect.stripes[0].numel() * effect.stripes[0].element_size()
         whole = sum(s.numel() * s.element_size() for s in effect.stripes)
-        self._desk.books.bytes_sent += whole - own
+        self._account.books.bytes_sent += whole - own
         job = lambda: self._others.all_to_all(effect)  # noqa: E731
         self.communicate("all_to_all", job, deliver, everyone=effect.group is None)
 
-    def _evaluate(self, effect: Evaluate, deliver: Deliver) -> None:
+    def _gather(self, fiber: Fiber, effect: Gather, deliver: Deliver) -> None:
+        if self._exchange is None:
+            deliver(reductions.answer_alone(fiber.rank, effect), None)
+        else:
+            self.communicate("gather", lambda: self._others.gather(effect.value), deliver)
+
+    def _evaluate(self, fiber: Fiber, effect: Evaluate, deliver: Deliver) -> None:
         def exchange(tally: Tally | None, error: BaseException | None) -> None:
             if tally is None:
                 deliver(None, error)
@@ -159,14 +151,16 @@ class Together:
             else:
                 self.communicate("evaluate", lambda: self._others.scores(tally), deliver)
 
-        self._jobs.compute(lambda: self._score(effect), exchange)
+        self._executors.compute(lambda: self._score(effect), exchange)
 
     def _score(self, effect: Evaluate) -> Tally:
-        desk = self._desk
+        account, context = self._account, self._context
         items = reductions.slice_of(
-            reductions.num_scored(effect, desk.pool), desk.alive.index(desk.rank), len(desk.alive)
+            reductions.num_scored(effect, account.pool),
+            account.alive.index(account.rank),
+            len(account.alive),
         )
-        state = desk.scoring_state or desk.worker_state
+        state = context.scoring_state or context.worker_state
         began = time.monotonic()
         tally = self._worker.score(effect.params, state, effect.which, items)
         self._span("evaluate", began)
@@ -178,7 +172,7 @@ class Together:
         A waits for a message from B; B is in a collective that A has completed, learns of a death
         there, and must hear from A who lives.
         """
-        if self._exchange is not None and self.issued == self._ended:
+        if self._exchange is not None and self._issued == self._ended:
             self._exchange.attend()
 
     # ------------------------------------------------------------------ all alike
@@ -186,10 +180,10 @@ class Together:
     def communicate(
         self, what: str, job: Callable[[], Any], deliver: Deliver, *, everyone: bool = True
     ) -> None:
-        """Hold a collective; what rode along is entered when the answer is handed over."""
-        self.issued += 1
-        number = self.issued
-        self.issuing(number)
+        """Hold a collective; what was piggybacked is recorded when the answer is handed over."""
+        self._issued += 1
+        number = self._issued
+        self._issuing(number)
         self._others.take_back()  # here on the loop, where the strategy cannot be using it
 
         def guarded() -> Any:
@@ -202,11 +196,11 @@ class Together:
             finally:
                 self._span(what, began)
 
-        self._jobs.communicate(guarded, self._entering(deliver, everyone=everyone))
+        self._executors.communicate(guarded, self._entering(deliver, everyone=everyone))
 
     def _timed_out(self, what: str, waited_s: float, error: WaitTimeoutError) -> WaitTimeoutError:
         return WaitTimeoutError(
-            f"rank {self._desk.rank} waited {waited_s:.1f} s for {what} and gave up: {error}. "
+            f"rank {self._context.rank} waited {waited_s:.1f} s for {what} and gave up: {error}. "
             "Another learner is stuck, paused or much slower: see what each was doing below; if it "
             f"is only slow, raise runtime.timeout_s (now {self._timeout_s:g})"
         )
@@ -220,11 +214,11 @@ class Together:
             answer, note = result
             try:
                 if everyone:
-                    self._desk.took_part(note)
+                    self._context.took_part(note)
                 else:
-                    self._desk.record("joined", "")
+                    self._context.trace("joined", "")
                     if note.rode:
-                        self._desk.group_wishes = note.stop
+                        self._context.agenda.group_wishes = note.stop
             except HocketError as failure:
                 deliver(None, failure)
             else:

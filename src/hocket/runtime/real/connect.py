@@ -10,7 +10,7 @@ from hocket.runtime.net.mailbox import Mailbox
 from hocket.runtime.net.mesh import Mesh
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate
-from hocket.runtime.real.messages import Correspondence
+from hocket.runtime.real.messages import Messages
 
 
 def messages_come(experiment: Experiment) -> bool:
@@ -18,12 +18,12 @@ def messages_come(experiment: Experiment) -> bool:
     return not experiment.strategy.synchronous or experiment.strategy.uses_messages
 
 
-def meet(
+def connect(
     experiment: Experiment,
     rank: int,
     store: Store,
     address: str,
-    letters: Correspondence,
+    messages: Messages,
     fate: Fate,
     failed: Deliver,
 ) -> Mesh:
@@ -51,5 +51,5 @@ def meet(
             near=mesh.near,
             timeout_s=options.timeout_s,
         )
-        letters.open(make, failed)
+        messages.open(make, failed)
     return mesh

@@ -21,7 +21,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class Jobs:
+class Executors:
     """Runs work and hands its result to the loop."""
 
     def __init__(self, threads: int, concurrent: Callable[[], bool]) -> None:

@@ -15,34 +15,41 @@ from hocket.core.packing import from_bytes, to_bytes
 from hocket.errors import ContractError, WaitTimeoutError, require
 from hocket.experiment import Experiment
 from hocket.runtime.net.mailbox import Mailbox
-from hocket.runtime.real.executors import Jobs
-from hocket.runtime.shared.inbox import Inbox, Waiting
+from hocket.runtime.real.executors import Executors
+from hocket.runtime.shared.inbox import Inbox, Waiting, undeclared_messages
 
 ATTEND_S = 0.05  # between two looks at what others may need, while nothing happens here
 
 
-class Correspondence:
+class Messages:
     """The messages of one learner."""
 
-    def __init__(self, experiment: Experiment, rank: int, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        rank: int,
+        executors: Executors,
+        device: torch.device,
+        trace: Callable[[str, str], None],
+    ) -> None:
         self._experiment = experiment
         self._rank = rank
         self._size = experiment.options.learners
         self._timeout_s = experiment.options.timeout_s
-        self._jobs = jobs
+        self._executors = executors
+        self._device = device  # where the learner computes
+        self._trace = trace  # notes what reached this learner
         self._sent: Counter[int] = Counter()  # to whom
         self._arrived: Counter[int] = Counter()  # from whom
-        self.device = torch.device("cpu")  # where the learner computes
         self.inbox = Inbox(rank)
-        self.record: Callable[[str, str], None] = lambda what, detail: None  # for the trace
         self.mailbox: Mailbox | None = None
 
     def open(self, make: Callable[..., Mailbox], failed: Deliver) -> None:
         """Begin to take in messages."""
         self.mailbox = make(
-            arrived=lambda m: self._jobs.post(self._arrive, m),
-            lost=lambda r: self._jobs.post(lambda v, e: self.inbox.lose(r)),
-            failed=lambda e: self._jobs.post(failed, None, e),
+            arrived=lambda m: self._executors.post(self._arrive, m),
+            lost=lambda r: self._executors.post(lambda v, e: self.inbox.lose(r)),
+            failed=lambda e: self._executors.post(failed, None, e),
         )
 
     def send(self, effect: Send, deliver: Deliver) -> int:
@@ -55,7 +62,7 @@ class Correspondence:
         self._sent[effect.to] += 1
         if effect.to == self._rank:
             message = Message(self._rank, effect.tag, from_bytes(to_bytes(effect.payload)))
-            self._jobs.post(self._arrive, message)
+            self._executors.post(self._arrive, message)
         else:
             num_bytes = self._post_office.send(effect.to, effect.tag, effect.payload)
         deliver(None, None)
@@ -64,16 +71,13 @@ class Correspondence:
     @property
     def _post_office(self) -> Mailbox:
         if self.mailbox is None:
-            raise ContractError(
-                f"strategy {self._experiment.strategy.name!r} is synchronous and sends messages: "
-                "declare `uses_messages = True` on it"
-            )
+            raise ContractError(undeclared_messages(self._experiment.strategy.name))
         return self.mailbox
 
     def _arrive(self, message: Message, error: BaseException | None) -> None:
         self._arrived[message.source] += 1
-        message.payload = move(message.payload, self.device)
-        self.record("arrived", f"{message.source}/{message.tag}")
+        message.payload = move(message.payload, self._device)
+        self._trace("arrived", f"{message.source}/{message.tag}")
         self.inbox.arrive(message)
 
     def receive(self, effect: Recv, deliver: Deliver, *, limited: bool) -> None:
@@ -87,7 +91,7 @@ class Correspondence:
         """Let the next thing happen on the loop, or the first limit come; attend to others."""
         ends = [w.began_s + w.limit_s for w in self.inbox.waiting if w.limit_s is not None]
         until = min(ends, default=time.monotonic() + self._timeout_s)
-        while not self._jobs.take(min(ATTEND_S, until - time.monotonic())):
+        while not self._executors.take(min(ATTEND_S, until - time.monotonic())):
             attend()
             if time.monotonic() >= until:
                 self._expire()
@@ -99,7 +103,7 @@ class Correspondence:
         for w in list(self.inbox.waiting):
             if w.limit_s is not None and w.began_s + w.limit_s <= now:
                 self.inbox.waiting.remove(w)
-                self.record("expired", f"{w.recv.source}/{w.recv.tag}")
+                self._trace("expired", f"{w.recv.source}/{w.recv.tag}")
                 w.deliver(None, self._timed_out(w.recv.describe(), now - w.began_s))
 
     def _timed_out(self, what: str, waited_s: float) -> WaitTimeoutError:

@@ -10,10 +10,9 @@ of 0 frames until all have left; whether anybody is still at work travels with e
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -29,35 +28,33 @@ from hocket.core.effects import (
     Grad,
     Gradient,
     MeanGradient,
-    Recv,
-    Send,
     Verdict,
 )
 from hocket.core.flat import Flat, Layout
-from hocket.core.numerics import stable_seed
 from hocket.core.strategy import State
-from hocket.core.task import Item, Loss
-from hocket.core.task import Task as Job
+from hocket.core.task import Item, Loss, Task
+from hocket.data.ledger import KnownByAll, refuse_partial_deal
 from hocket.data.pool import Pool
-from hocket.errors import ContractError, PeerLostError, WaitTimeoutError
+from hocket.errors import ContractError, WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.net.store import Store, own_address
-from hocket.runtime.real.collective_effects import Together
-from hocket.runtime.real.connect import meet, messages_come
-from hocket.runtime.real.executors import Jobs
 from hocket.runtime.real.faults import Fate
-from hocket.runtime.real.messages import Correspondence
-from hocket.runtime.shared.account import Desk
+from hocket.runtime.real.rank import RankRuntime
+from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.boundary_effects import Gather
-from hocket.runtime.shared.trampoline import Task, Trampoline
+from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.worker import Worker, WorkerState, mean_buffers
 
-LOOK_S = 1.0  # between two looks at the steps of those who have not left
-IDLE_S = 0.002  # between two looks of a learner that has left, if its strategy does not wait
+LOOK_S: Final = 1.0  # between two looks at the steps of those who have not left
+IDLE_S: Final = 0.002  # between two looks of a learner that has left, if its strategy does not wait
 
 
-class OwnLoop(Job):
+NO_DATA: Final = "hocket.attach has no data of its own"
+
+
+class UserLoop(Task):
     """Stands where a task would: the model is the user's, and so are the data."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -73,34 +70,45 @@ class OwnLoop(Job):
 
     def load(self, split: str, item: Item, epoch: int) -> Any:
         """Nothing is drawn from here."""
-        raise ContractError("hocket.attach has no data of its own")
+        raise ContractError(NO_DATA)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """Nothing is drawn from here."""
-        raise ContractError("hocket.attach has no data of its own")
+        raise ContractError(NO_DATA)
 
 
-class LoopLedger:
+class LoopLedger(KnownByAll):
     """The account of steps that were handed in; nothing is ever drawn again."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
         self.committed_frames = self.discarded_frames = 0
-        self.epoch = 0
+        self._rank = rank
         self._pending: dict[int, int] = {}
-        self._drawn = 0
+        self._handed_in = 0
+
+    @property
+    def epoch(self) -> int:
+        """Only the user knows."""
+        return 0
 
     @property
     def pending_frames(self) -> int:
         """Frames handed in and not settled."""
         return sum(self._pending.values())
 
-    def draw(self, frames: int) -> Ticket:
-        """Number a step."""
-        self._drawn += 1
-        self._pending[self._drawn] = frames
-        return Ticket(0, self._drawn, frames)
+    def hand_in(self, frames: int) -> Ticket:
+        """Number a step of the user's."""
+        self._handed_in += 1
+        self._pending[self._handed_in] = frames
+        return Ticket(0, self._handed_in, frames)
 
-    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
+    def draw(self) -> Ticket:
+        """Refuse: the data are the user's."""
+        raise ContractError(NO_DATA)
+
+    def settle(
+        self, outcome: Outcome, tickets: tuple[Ticket, ...] | None, alive: tuple[int, ...]
+    ) -> None:
         """Settle steps; one that another learner handed in only that one can count."""
         numbers = [t.index for t in tickets] if tickets is not None else list(self._pending)
         frames = sum(self._pending.pop(n, 0) for n in numbers)
@@ -109,40 +117,56 @@ class LoopLedger:
         else:
             self.discarded_frames += frames
 
-    def refresh(self) -> None:
-        """Nothing to look up."""
+    def deal_to(self, num_active: int, alive: tuple[int, ...]) -> None:
+        """Refuse to leave a learner out: its loop goes on by itself."""
+        refuse_partial_deal(self._rank, num_active, alive)
 
-    def closed(self) -> bool:
+    def dry(self) -> bool:
         """Only the user knows."""
         return False
 
+    exhausted = closed = dry
 
-class LoopDesk(Desk):
-    """A desk without a pool: it knows who lives and whether anybody is still at work."""
+    def state_dict(self) -> dict[str, Any]:
+        """Refuse: the user saves `dist.state_dict()`."""
+        raise ContractError(NO_DATA)
 
-    def __init__(self, experiment: Experiment, rank: int, worker_state: WorkerState) -> None:
-        pool = Pool(experiment.task, epochs=1, seed=0)
-        super().__init__(experiment, pool, rank, LoopLedger(), worker_state, lambda event: None)  # type: ignore[arg-type]
-        self.stop_wanted = True  # rides along with collectives; here it means: still at work
-        self.anybody_at_work: bool | None = None  # not heard since the last boundary
+    def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
+        """Refuse: the user loads `dist.load_state_dict()`."""
+        raise ContractError(NO_DATA)
+
+
+class LoopAccount(Account):
+    """An account without a pool or a schedule: the rate is a factor on the user's own."""
 
     def rate(self) -> float:
         """Return the factor on the user's own rate."""
-        return self.experiment.lr_factor(len(self.alive))
+        return self.compensation
+
+
+class LoopContext(RankContext):
+    """Knows who is alive and whether anybody is still at work; what is learnt the user counts."""
+
+    def __init__(self, account: Account, worker_state: WorkerState) -> None:
+        super().__init__(account, worker_state, lambda event: None)
+        self.agenda.stop_wanted = True  # piggybacked on collectives; here it means: still at work
+        self.anybody_at_work: bool | None = None  # not heard since the last boundary
 
     def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
-        """Enter a settlement."""
-        self.ledger.settle(outcome, tickets)
+        """Record a settlement."""
+        self.account.settle(outcome, tickets)
 
     def took_part(self, note: Note) -> None:
-        """Enter who took part, and whether any of them is still at work."""
-        self.alive = note.members
+        """Record who took part, and whether any of them is still at work."""
+        self.account.survived_by(note.members)
         if note.rode:
             self.anybody_at_work = note.stop
 
 
-class LoopRuntime(Trampoline):
+class LoopRuntime(RankRuntime):
     """Runs one rank, a step at a time."""
+
+    _context: LoopContext
 
     def __init__(
         self,
@@ -153,42 +177,32 @@ class LoopRuntime(Trampoline):
         *,
         fate: Fate | None = None,
     ) -> None:
-        super().__init__()
-        self.rank = rank
-        self.size = experiment.options.learners
-        self.main: Task | None = None
+        on = next(experiment.task.build_model().parameters()).device  # where the user put it
+        super().__init__(experiment, rank, on=on, fate=fate)
         self.steps_since_boundary = 0
-        self._experiment = experiment
         self._store = store
-        self._services: list[Task] = []
-        self._failure: BaseException | None = None
         self._wanted: tuple[Effect[Any], Deliver] | None = None
         self._ended: Any = None
-        self._jobs = Jobs(experiment.options.threads, lambda: self.concurrent)
-        self._letters = Correspondence(experiment, rank, self._jobs)
-        self._fate = fate or Fate((), rank)
-        self._exchange = self._meet(store, own_address(host)) if store is not None else None
+        exchange = None if store is None else self._join_others(store, own_address(host))
         with torch.random.fork_rng(devices=[]):  # the user's random numbers are left alone
-            pool = Pool(experiment.task, epochs=1, seed=0)
-            on = next(experiment.task.build_model().parameters()).device  # where the user put it
-            self._worker = Worker(experiment.task, pool, 0, on=on)
-        self._desk = LoopDesk(experiment, rank, self._worker.new_state())
-        self._desk.rng = random.Random(stable_seed(experiment.options.seed, "learner", rank))
-        self._together = Together(
-            self._desk, self._worker, self._exchange, self._jobs, lambda kind, began: None
-        )
-        self._together.issuing = self._fate.issuing
-        initial = self._worker.initial
-        if self._exchange is not None:
-            initial = self._exchange.first_model(initial)
+            worker = Worker(experiment.task, Pool(experiment.task, epochs=1, seed=0), 0, on=on)
+        self._ledger = LoopLedger(rank)
+        account = LoopAccount(experiment, worker.pool, rank, self._ledger)
+        context = LoopContext(account, worker.new_state())
+        self._serve(context, worker, exchange, lambda kind, began: None)
+        initial = worker.initial if exchange is None else exchange.first_model(worker.initial)
         self.state = experiment.strategy.init(initial, experiment.optimizer)
 
-    def _meet(self, store: Store, address: str) -> Exchange:
-        self.concurrent = messages_come(self._experiment)
-        mesh = meet(
-            self._experiment, self.rank, store, address, self._letters, self._fate, self._fail
-        )
+    def _join_others(self, store: Store, address: str) -> Exchange:
+        mesh = self._connect(store, address)
         return Exchange(mesh, self.size, timeout_s=self._experiment.options.timeout_s)
+
+    def _own_handlers(self) -> Handlers:
+        return {
+            Gradient: self._want,
+            MeanGradient: self._want,
+            Evaluate: self._cannot_evaluate,
+        }
 
     # ------------------------------------------------------------------ what the user's loop calls
 
@@ -200,20 +214,21 @@ class LoopRuntime(Trampoline):
     @property
     def alive(self) -> tuple[int, ...]:
         """Who took part in the last collective."""
-        return self._desk.alive
+        return self._context.account.alive
 
     @property
     def frames(self) -> int:
         """Frames of this learner that are committed."""
-        return self._desk.ledger.committed_frames
+        return self._ledger.committed_frames
 
     def start(self, state: State) -> None:
         """Begin (anew, with another state), and go on to the first gradient."""
-        for task in ([self.main] if self.main else []) + self._services:
-            task.coroutine.close()
-        self._services, self._wanted, self._ready = [], None, type(self._ready)()
+        self._close_fibers()
+        self._services.clear()
+        self._ready.clear()
+        self._wanted = None
         self.state = state
-        me = self._desk.learner(self.layout)
+        me = self._context.learner(self.layout)
         coroutine = self._experiment.strategy.run(me, state)
         self.main = self.spawn(self.rank, "main", coroutine, self._main_ended)
         self._pump()
@@ -232,17 +247,18 @@ class LoopRuntime(Trampoline):
         effect, deliver = self._wanted
         self._wanted = None
         self.steps_since_boundary += 1
-        grad.tickets = (self._desk.ledger.draw(grad.frames),)  # type: ignore[call-arg]
-        self._desk.books.draws += 1
-        self._fate.drawn(self._desk.books.draws)
+        grad.tickets = (self._ledger.hand_in(grad.frames),)
+        books = self._context.account.books
+        books.draws += 1
+        self._fate.drawn(books.draws)
         if isinstance(effect, MeanGradient):
-            self._together.then_reduce(effect, deliver)(grad, None)
+            self._collectives.then_reduce(effect, deliver)(grad, None)
         else:
             deliver(grad, None)
 
     def leave(self) -> tuple[Flat, dict[str, torch.Tensor]]:
         """Answer the others until all have left; return the final model and its buffers."""
-        self._desk.stop_wanted = False
+        self._context.agenda.stop_wanted = False
         if self._store is not None and not self._experiment.strategy.synchronous:
             self._store.add(f"left/{self.rank}", 1)  # others learn it from collectives
         watch = self._watch()
@@ -283,7 +299,7 @@ class LoopRuntime(Trampoline):
 
     def _steps_at_work(self, store: Store) -> dict[int, int]:
         """Return how many boundaries those have passed who are still in their loops."""
-        living = set(range(self.size)) - self._letters.inbox.lost - {self.rank}
+        living = set(range(self.size)) - self._messages.inbox.lost - {self.rank}
         return {r: store.add(f"steps/{r}", 0) for r in living if not store.add(f"left/{r}", 0)}
 
     async def _final(self) -> tuple[Flat, dict[str, torch.Tensor]]:
@@ -292,7 +308,7 @@ class LoopRuntime(Trampoline):
         if strategy.evaluates == "average":
             mine = (await AllReduce(mine, weight=1.0)).value
         elif strategy.evaluates == "root":
-            mine = await Broadcast(mine, root=self._desk.alive[0])
+            mine = await Broadcast(mine, root=self._context.account.alive[0])
         own = {k: b.detach().clone() for k, b in self._worker.model.named_buffers()}
         buffers = mean_buffers(await Gather(own)) if own else {}
         await Gather(None)  # nobody closes its connections before all have the model
@@ -300,12 +316,8 @@ class LoopRuntime(Trampoline):
 
     def close(self) -> None:
         """Let go of the others."""
-        for task in ([self.main] if self.main else []) + self._services:
-            task.coroutine.close()
-        self._jobs.close()
-        self._letters.close()
-        if self._exchange is not None:
-            self._exchange.close()
+        self._close_fibers()
+        self._disconnect(everybody_left=True)
 
     # ------------------------------------------------------------------ pumping
 
@@ -318,80 +330,56 @@ class LoopRuntime(Trampoline):
             self.drain()
             if self._failure is not None:
                 raise self._failure
-            if self.concurrent and self._jobs.take(0.0):
+            if self.concurrent and self._executors.take(0.0):
                 continue
             if self._wanted is not None or self._ended is not None:
                 return
             self._wait()
 
-    def _wait(self) -> None:
-        self._letters.wait(self._together.attend)
-
-    def _fail(self, value: Any, error: BaseException | None) -> None:
-        self._failure = self._failure or error
-
     def _main_ended(self, value: Any, error: BaseException | None) -> None:
         if error is not None:
-            self._failure = self._failure or error
+            self._fail(None, error)
         else:
             self.state = self._ended = value
 
-    def service_ended(self, value: Any, error: BaseException | None) -> None:
-        """Take note if a service failed."""
-        if error is not None and not isinstance(error, PeerLostError):
-            self._failure = self._failure or error
-
-    def started(self, service: Task) -> None:
-        """Remember a service, to end it."""
-        self._services.append(service)
-
     # ------------------------------------------------------------------ the trampoline's questions
-
-    def desk(self, rank: int) -> Desk:
-        """Return the only desk there is."""
-        return self._desk
-
-    async def _boundary(self) -> Verdict:
-        self.steps_since_boundary = 0
-        go_on = self._desk.stop_wanted
-        if self._exchange is not None and self._experiment.strategy.synchronous:
-            if self._desk.anybody_at_work is None and self._desk.books.draws:
-                # No collective of all since the last boundary carried the news: ask.
-                await AllReduce(torch.zeros(1), weight=1.0)
-            go_on = self._desk.anybody_at_work is not False
-            self._desk.anybody_at_work = None
-        elif self._store is not None:
-            self._store.add(f"steps/{self.rank}", 1)
-            living = set(range(self.size)) - self._letters.inbox.lost
-            go_on = any(not self._store.add(f"left/{rank}", 0) for rank in living)
-        return self._desk.verdict(go_on)
 
     def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
         """Return what happens at a boundary: stop once nobody is at work any more."""
         self.state = state
-        return self._boundary()
+        return self._at_boundary()
 
-    def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
-        """Begin an effect of any kind; a gradient is the user's to make."""
-        if isinstance(effect, Gradient | MeanGradient):
-            if getattr(effect, "part", WHOLE) != WHOLE:
-                raise ContractError(
-                    f"strategy {self._experiment.strategy.name!r} divides minibatches, which are "
-                    "the loop's own here: do without (strategy kaldi: first_parts = 1)"
-                )
-            self.bind(effect.params)
-            self._wanted = effect, deliver
-        elif isinstance(effect, Send):
-            self._desk.books.bytes_sent += self._letters.send(effect, deliver)
-        elif isinstance(effect, Recv):
-            self._letters.receive(effect, deliver, limited=task.name != "service")
-        elif isinstance(effect, Evaluate):
+    async def _at_boundary(self) -> Verdict:
+        self.steps_since_boundary = 0
+        context = self._context
+        go_on = context.agenda.stop_wanted
+        if self._exchange is not None and self._experiment.strategy.synchronous:
+            if context.anybody_at_work is None and context.account.books.draws:
+                # No collective of all since the last boundary carried the news: ask.
+                await AllReduce(torch.zeros(1), weight=1.0)
+            go_on = context.anybody_at_work is not False
+            context.anybody_at_work = None
+        elif self._store is not None:
+            self._store.add(f"steps/{self.rank}", 1)
+            living = set(range(self.size)) - self._messages.inbox.lost
+            go_on = any(not self._store.add(f"left/{rank}", 0) for rank in living)
+        return context.account.verdict(go_on)
+
+    def _want(self, fiber: Fiber, effect: Gradient | MeanGradient, deliver: Deliver) -> None:
+        """A gradient is the user's to make: the loop goes on until `step` hands it in."""
+        if getattr(effect, "part", WHOLE) != WHOLE:
             raise ContractError(
-                f"strategy {self._experiment.strategy.name!r} evaluates its model, but "
-                "hocket.attach has no held-out data: use hocket.train"
+                f"strategy {self._experiment.strategy.name!r} divides minibatches, which are "
+                "the loop's own here: do without (strategy kaldi: first_parts = 1)"
             )
-        else:
-            self._together.begin(effect, deliver)
+        self.bind(effect.params)
+        self._wanted = effect, deliver
+
+    def _cannot_evaluate(self, fiber: Fiber, effect: Evaluate, deliver: Deliver) -> None:
+        raise ContractError(
+            f"strategy {self._experiment.strategy.name!r} evaluates its model, but "
+            "hocket.attach has no held-out data: use hocket.train"
+        )
 
     def bind(self, params: Flat) -> None:
         """Make the user's parameters views of a vector."""

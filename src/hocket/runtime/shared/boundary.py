@@ -1,6 +1,6 @@
 """What happens at a boundary, written once, as a coroutine over effects like a strategy.
 
-Most boundaries only ask the desk and go on. When something is due, all learners meet at a *quiet
+Most boundaries only ask the agenda and go on. When something is due, all learners meet at a *quiet
 point*: each has finished and applied its minibatch, messages in flight are delivered, services are
 idle. Then the model is evaluated in slices, states are written, and everybody goes on. It is the
 one pause an asynchronous run has; its length is logged. Evaluating and writing are left out of
@@ -20,12 +20,13 @@ import torch
 from hocket.core.effects import AllReduce, Broadcast, Evaluate, Verdict
 from hocket.core.flat import Flat, Layout
 from hocket.core.strategy import State
-from hocket.data.shared_ledger import SharedLedger
 from hocket.errors import CheckpointError, ContractError
 from hocket.optim.natural_gradient.preconditioning import saved_sides
 from hocket.record.checkpoint import Checkpoints
-from hocket.runtime.shared.account import Desk, Due
+from hocket.runtime.shared.account import Account
+from hocket.runtime.shared.agenda import Due
 from hocket.runtime.shared.boundary_effects import Gather, Quiet
+from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.worker import WorkerState, mean_buffers
 
 
@@ -39,99 +40,105 @@ class Meeting:
     checkpoints: Checkpoints | None
     common_state: Callable[[], dict[str, Any]]  # shared ledger, clocks; saved once
     inbox: Callable[[int], list[Any]]  # what has arrived at a rank and waits to be received
+    forks: Callable[[int], int]  # how many forked effects of a rank are in flight
 
 
-async def hold(desk: Desk, state: State, meeting: Meeting) -> Verdict:
+async def hold(rank: RankContext, state: State, meeting: Meeting) -> Verdict:
     """Go on, or meet the others, evaluate, save, and say whether to stop."""
-    desk.ledger.refresh()
-    desk.check_progress()
-    if not desk.due().quiet:
-        return desk.verdict(go_on=True)
-    desk.record("met", "")
-    if desk.forks:
-        raise ContractError(
-            f"rank {desk.rank}: {desk.forks} forked effect(s) still in flight at a boundary: "
-            "await every handle before `boundary` (contract rule 6)"
-        )
+    account, agenda = rank.account, rank.agenda
+    account.ledger.refresh()
+    account.check_progress()
+    if not agenda.due().quiet:
+        return account.verdict(go_on=True)
+    rank.trace("met", "")
+    _no_forks(rank.rank, meeting.forks(rank.rank))
     arrived = meeting.now()
     await Quiet()
     began = meeting.now()
-    await _agree(desk)
-    due = desk.due(agreed=True)
-    model = await _model(desk, state)
+    await _agree(rank)
+    due = agenda.due(agreed=True)
+    model = await _model(account, state)
     if due.evaluate:
-        figures = await _figures(desk, state, model)
-        await _evaluate(desk, model, meeting, began, figures)
-        due = desk.due(agreed=True)  # newbob may have decided to stop
+        figures = await _figures(rank, state, model)
+        await _evaluate(rank, model, meeting, began, figures)
+        due = agenda.due(agreed=True)  # newbob may have decided to stop
     if due.checkpoint or due.finished:
-        desk.checkpointed()
+        agenda.checkpointed()
         if meeting.checkpoints is not None:
-            desk.aside_s += meeting.now() - began
+            account.aside_s += meeting.now() - began
             began = meeting.now()
-            await _save(desk, state, model, meeting, meeting.checkpoints, due, arrived)
-    desk.aside_s += meeting.now() - began
-    return desk.verdict(go_on=not (due.stop or due.finished))
+            await _save(rank, state, model, meeting, meeting.checkpoints, due, arrived)
+    account.aside_s += meeting.now() - began
+    return account.verdict(go_on=not (due.stop or due.finished))
 
 
-async def _agree(desk: Desk) -> None:
-    """Lay the learners' views side by side."""
-    desk.ledger.refresh()
-    shared = desk.ledger if isinstance(desk.ledger, SharedLedger) else None
+def _no_forks(rank: int, forks: int) -> None:
+    if forks:
+        raise ContractError(
+            f"rank {rank}: {forks} forked effect(s) still in flight at a boundary: "
+            "await every handle before `boundary` (contract rule 6)"
+        )
+
+
+async def _agree(rank: RankContext) -> None:
+    """Compare the learners' accounts, and settle what only some of them know."""
+    account, ledger = rank.account, rank.account.ledger
+    ledger.refresh()
     notes = await Gather(
         {
-            "stop": desk.stop_wanted,
-            "frames": desk.frames,
-            "settled": shared.settled_for_others() if shared else [],
+            "stop": rank.agenda.stop_wanted,
+            "frames": account.frames,
+            "settled": ledger.settled_for_others(),
         }
     )
-    desk.stop_agreed = any(note["stop"] for note in notes)
+    rank.agenda.stop_agreed = any(note["stop"] for note in notes)
     if len({note["frames"] for note in notes}) > 1:
         raise ContractError(
-            f"rank {desk.rank}: the learners' ledgers disagree at a quiet point: "
+            f"rank {rank.rank}: the learners' ledgers disagree at a quiet point: "
             f"{[note['frames'] for note in notes]} frames. A synchronous strategy must settle on "
             "every rank (contract rule 10)."
         )
-    if shared:
-        shared.reconcile([place for note in notes for place in note["settled"]])
-        await _recover(desk, shared)
+    ledger.reconcile([place for note in notes for place in note["settled"]])
+    await _recover(account)
 
 
-async def _recover(desk: Desk, ledger: SharedLedger) -> None:
+async def _recover(account: Account) -> None:
     """Give back what was lost with learners since the last quiet point, all being here."""
-    while desk.alive != ledger.members:
+    ledger = account.ledger
+    while ledger.behind(account.alive):
         held = await Gather(ledger.pending_places())
-        alive = desk.alive
-        if desk.rank == alive[0]:
+        alive = account.alive
+        if account.rank == alive[0]:
             ledger.recover([place for one in held for place in one], alive)
         await Gather(None)
-        if desk.alive == alive:  # else whoever recovered may have died over it
+        if account.alive == alive:  # else whoever recovered may have died over it
             ledger.survived_by(alive)
 
 
-async def _model(desk: Desk, state: State) -> Flat:
+async def _model(account: Account, state: State) -> Flat:
     """Return the model that is evaluated and saved, the same on every learner."""
-    strategy = desk.experiment.strategy
+    strategy = account.experiment.strategy
     mine = strategy.model(state)
     if strategy.evaluates == "average":
         return (await AllReduce(mine, weight=1.0)).value
     if strategy.evaluates == "root":
-        return await Broadcast(mine, root=desk.alive[0])
+        return await Broadcast(mine, root=account.alive[0])
     sums = await Gather(zlib.crc32(mine.contiguous().cpu().numpy().data))
     if len(set(sums)) > 1:
         raise ContractError(
-            f"strategy {strategy.name!r} declares identical replicas, but at {desk.frames} frames "
-            f"the learners' models differ (checksums {sums})"
+            f"strategy {strategy.name!r} declares identical replicas, but at {account.frames} "
+            f"frames the learners' models differ (checksums {sums})"
         )
     return mine
 
 
-async def _figures(desk: Desk, state: State, model: Flat) -> dict[str, Any]:
+async def _figures(rank: RankContext, state: State, model: Flat) -> dict[str, Any]:
     """Return what the method measured of itself, and how far the learners' models are apart."""
-    strategy = desk.experiment.strategy
+    strategy = rank.experiment.strategy
     apart = None
     if strategy.evaluates == "average":
         apart = float(torch.linalg.vector_norm(strategy.model(state) - model))
-    notes = await Gather({"apart": apart, "measures": desk.take_measures()})
+    notes = await Gather({"apart": apart, "measures": rank.reporter.take_measures()})
     figures: dict[str, Any] = {}
     if apart is not None:
         squares = [note["apart"] ** 2 for note in notes]
@@ -145,35 +152,32 @@ async def _figures(desk: Desk, state: State, model: Flat) -> dict[str, Any]:
 
 
 async def _evaluate(
-    desk: Desk, model: Flat, meeting: Meeting, began: float, figures: dict[str, Any]
+    rank: RankContext, model: Flat, meeting: Meeting, began: float, figures: dict[str, Any]
 ) -> None:
-    if desk.worker_state.buffers:
-        buffers = mean_buffers(await Gather(desk.worker_state.buffers))
-        desk.scoring_state = WorkerState(buffers)
+    account = rank.account
+    if rank.worker_state.buffers:
+        buffers = mean_buffers(await Gather(rank.worker_state.buffers))
+        rank.scoring_state = WorkerState(buffers)
     scores = await Evaluate(model)
-    while scores.frames < desk.pool.frames_in("dev"):  # somebody died with a slice in hand
+    while scores.frames < account.pool.frames_in("dev"):  # somebody died with a slice in hand
         scores = await Evaluate(model)
-    desk.scoring_state = None  # a strategy that scores a model by itself has its own buffers
-    desk.evaluated(scores)
-    if desk.rank == desk.alive[0]:
-        desk.report(
-            {
-                "event": "eval",
-                "frames": desk.ledger.committed_frames,
-                "epoch": desk.ledger.epoch,
-                "rank": None,
-                "loss": scores.loss,
-                "accuracy": scores.accuracy,
-                "eval_frames": scores.frames,
-                "eval_s": meeting.now() - began,
-                "train_s": began - desk.aside_s,
-                **figures,
-            }
+    rank.scoring_state = None  # a strategy that scores a model by itself has its own buffers
+    rank.agenda.evaluated(scores)
+    if rank.rank == account.alive[0]:
+        rank.reporter.event(
+            "eval",
+            None,
+            loss=scores.loss,
+            accuracy=scores.accuracy,
+            eval_frames=scores.frames,
+            eval_s=meeting.now() - began,
+            train_s=began - account.aside_s,
+            **figures,
         )
 
 
 async def _save(
-    desk: Desk,
+    rank: RankContext,
     state: State,
     model: Flat,
     meeting: Meeting,
@@ -182,43 +186,40 @@ async def _save(
     arrived: float,
 ) -> None:
     """Write every learner's part, then make the checkpoint visible; all or nothing."""
-    frames, began = desk.frames, meeting.now()
+    account = rank.account
+    frames, began = account.frames, meeting.now()
     part = {
         "state": state,
-        "buffers": desk.worker_state.buffers,
-        "sides": saved_sides(desk.worker_state.sides),
-        "desk": desk.state_dict(),
-        "ledger": desk.ledger.state_dict(),
-        "inbox": meeting.inbox(desk.rank),
+        "buffers": rank.worker_state.buffers,
+        "sides": saved_sides(rank.worker_state.sides),
+        "desk": rank.state_dict(),  # named so in checkpoints of earlier versions
+        "ledger": account.ledger.state_dict(),
+        "inbox": meeting.inbox(rank.rank),
     }
-    problem = _attempt(lambda: checkpoints.write_part(frames, desk.rank, part))
+    problem = _attempt(lambda: checkpoints.write_part(frames, rank.rank, part))
     buffers: dict[str, torch.Tensor] = {}
-    if desk.worker_state.buffers:
-        buffers = mean_buffers(await Gather(desk.worker_state.buffers))
+    if rank.worker_state.buffers:
+        buffers = mean_buffers(await Gather(rank.worker_state.buffers))
     await _nobody_failed(problem, checkpoints, frames)
     writer = None
-    while writer != desk.alive[0]:  # whoever writes may die over it; then the next one does
-        writer = desk.alive[0]
+    while writer != account.alive[0]:  # whoever writes may die over it; then the next one does
+        writer = account.alive[0]
         problem = None
-        if desk.rank == writer:
-            problem = _attempt(lambda: _finish(desk, model, meeting, checkpoints, due, buffers))
+        if rank.rank == writer:
+            problem = _attempt(lambda: _finish(account, model, meeting, checkpoints, due, buffers))
         await _nobody_failed(problem, checkpoints, frames)
-    if desk.rank == writer:
-        desk.report(
-            {
-                "event": "checkpoint",
-                "frames": desk.ledger.committed_frames,
-                "epoch": desk.ledger.epoch,
-                "rank": None,
-                "path": f"checkpoints/{frames:012d}",
-                "wait_s": began - arrived,
-                "write_s": meeting.now() - began,
-            }
+    if rank.rank == writer:
+        rank.reporter.event(
+            "checkpoint",
+            None,
+            path=f"checkpoints/{frames:012d}",
+            wait_s=began - arrived,
+            write_s=meeting.now() - began,
         )
 
 
 def _finish(
-    desk: Desk,
+    account: Account,
     model: Flat,
     meeting: Meeting,
     checkpoints: Checkpoints,
@@ -227,18 +228,18 @@ def _finish(
 ) -> None:
     """Write what is common to all, and make the checkpoint visible."""
     common = {
-        "ranks": list(desk.alive),
-        "learners": len(desk.alive),
-        "frames": desk.frames,
-        "committed_frames": desk.ledger.committed_frames,
-        "epoch": desk.ledger.epoch,
+        "ranks": list(account.alive),
+        "learners": len(account.alive),
+        "frames": account.frames,
+        "committed_frames": account.ledger.committed_frames,
+        "epoch": account.ledger.epoch,
         "finished": due.finished,
-        "ended_by_schedule": desk.schedule_state.stop,
+        "ended_by_schedule": account.schedule_state.stop,
         "time_s": meeting.now(),
         **meeting.common_state(),
     }
     trained = {k: v.clone() for k, v in meeting.layout.named(model).items()}
-    checkpoints.finish(desk.frames, common, trained | meeting.frozen | buffers)
+    checkpoints.finish(account.frames, common, trained | meeting.frozen | buffers)
 
 
 def _attempt(write: Callable[[], Any]) -> str | None:

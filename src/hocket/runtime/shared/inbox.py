@@ -70,5 +70,13 @@ class Inbox:
         return [(m.source, m.tag, m.payload) for m in self._unread]
 
 
+def undeclared_messages(strategy: str) -> str:
+    """Say what is wrong with a synchronous strategy that sends or receives unannounced."""
+    return (
+        f"strategy {strategy!r} is synchronous and uses messages: declare `uses_messages = True` "
+        "on it"
+    )
+
+
 def _matches(recv: Recv, message: Message) -> bool:
     return recv.tag == message.tag and recv.source in (ANYONE, message.source)

@@ -6,9 +6,9 @@ Same function, same order, same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from hocket.core.accounts import Tally
 from hocket.core.effects import (
@@ -28,7 +28,7 @@ from hocket.core.numerics import shares, weighted_sum
 from hocket.core.packing import num_bytes
 from hocket.data.pool import Pool
 from hocket.errors import require
-from hocket.runtime.shared.boundary_effects import Gather
+from hocket.runtime.shared.boundary_effects import Gather, Quiet
 
 
 @dataclass
@@ -69,39 +69,79 @@ def slice_of(num_items: int, member: int, members: int) -> range:
     return range(member, num_items, members)
 
 
+# Everybody's answer, the bytes of one contribution, and the trips around a ring.
+Answers: TypeAlias = tuple[list[Any], int, float]
+
+
+def answer(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    """Return what a collective comes to, given everybody's contribution in rank order."""
+    return _ANSWERS[type(posts[0].effect)](members, posts)
+
+
+def answer_alone(rank: int, effect: Effect[Any], weight: float = 0.0) -> Any:
+    """Return what a collective of one comes to."""
+    (only,), _, _ = answer((rank,), [Post(effect, 0.0, _nowhere, weight=weight)])
+    return only
+
+
+def _nowhere(value: Any, error: BaseException | None) -> None:
+    """Deliver to nobody."""
+
+
+def _all_reduce(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    value = weighted_sum([p.effect.x for p in posts], shares([p.weight for p in posts]))
+    contributors = sum(p.weight > 0 for p in posts) or len(posts)
+    weight = float(sum(p.weight for p in posts))
+    means = [Mean(_own(p.effect, value), contributors, weight) for p in posts]
+    return means, value.numel() * 4, 2.0
+
+
 def _own(effect: AllReduce, value: Flat) -> Flat:
     """Return a learner's own copy of the mean, where it asked for it."""
     return effect.x.copy_(value) if effect.in_place else value.clone()
 
 
-def answer(members: tuple[int, ...], posts: list[Post]) -> tuple[list[Any], int, float]:
-    """Return everybody's answer, the bytes of one contribution, and the trips around a ring."""
-    effect: Effect[Any] = posts[0].effect
-    if isinstance(effect, AllReduce):
-        value = weighted_sum([p.effect.x for p in posts], shares([p.weight for p in posts]))
-        contributors = sum(p.weight > 0 for p in posts) or len(posts)
-        weight = float(sum(p.weight for p in posts))
-        means = [Mean(_own(p.effect, value), contributors, weight) for p in posts]
-        return means, value.numel() * 4, 2.0
-    if isinstance(effect, MeanGradient):
-        grads: list[Grad] = [p.value for p in posts]
-        vector = weighted_sum([g.vector for g in grads], shares([g.frames for g in grads]))
-        t = total([Tally(g.loss_sum, g.frames, g.correct) for g in grads])
-        answers = [Grad(vector, t.frames, t.loss_sum, t.correct, g.tickets) for g in grads]
-        return answers, effect.codec.coded_bytes(vector.numel()), 2.0
-    if isinstance(effect, Broadcast):
-        root = effect.root
-        require(root in members, f"broadcast from rank {root}, which is not in {members}")
-        value = posts[members.index(root)].effect.x
-        return [value.clone() for _ in posts], value.numel() * 4, 1.0
-    if isinstance(effect, AllToAll):
-        stripes = [p.effect.stripes for p in posts]
-        group = effect.group or tuple(range(len(effect.stripes)))
-        places = [group.index(rank) for rank in members]  # a stripe keeps its owner after a loss
-        exchanged = [[row[i].clone() for row in stripes] for i in places]
-        return exchanged, num_bytes(stripes[0]), 1.0
-    if isinstance(effect, Evaluate):
-        return [scores([p.value for p in posts])] * len(posts), 0, 0.0
-    if isinstance(effect, Gather):
-        return [[p.effect.value for p in posts]] * len(posts), 0, 0.0
-    return [None] * len(posts), 0, 0.0  # Quiet
+def _mean_gradient(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    grads: list[Grad] = [p.value for p in posts]
+    vector = weighted_sum([g.vector for g in grads], shares([g.frames for g in grads]))
+    t = total([Tally(g.loss_sum, g.frames, g.correct) for g in grads])
+    answers = [Grad(vector, t.frames, t.loss_sum, t.correct, g.tickets) for g in grads]
+    return answers, posts[0].effect.codec.coded_bytes(vector.numel()), 2.0
+
+
+def _broadcast(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    root = posts[0].effect.root
+    require(root in members, f"broadcast from rank {root}, which is not in {members}")
+    value = posts[members.index(root)].effect.x
+    return [value.clone() for _ in posts], value.numel() * 4, 1.0
+
+
+def _all_to_all(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    stripes, first = [p.effect.stripes for p in posts], posts[0].effect
+    group = first.group or tuple(range(len(first.stripes)))
+    places = [group.index(rank) for rank in members]  # a stripe keeps its owner after a loss
+    exchanged = [[row[i].clone() for row in stripes] for i in places]
+    return exchanged, num_bytes(stripes[0]), 1.0
+
+
+def _evaluate(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    return [scores([p.value for p in posts])] * len(posts), 0, 0.0
+
+
+def _gather(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    return [[p.effect.value for p in posts]] * len(posts), 0, 0.0
+
+
+def _quiet(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    return [None] * len(posts), 0, 0.0
+
+
+_ANSWERS: Final[dict[type[Effect[Any]], Callable[[tuple[int, ...], list[Post]], Answers]]] = {
+    AllReduce: _all_reduce,
+    MeanGradient: _mean_gradient,
+    Broadcast: _broadcast,
+    AllToAll: _all_to_all,
+    Evaluate: _evaluate,
+    Gather: _gather,
+    Quiet: _quiet,
+}

@@ -1,138 +1,141 @@
-"""Drives coroutines: hands each awaited effect to the world, and the answer back.
+"""Advances coroutines: hands each awaited effect to its handler, and the answer back.
 
-Common to both runtimes. Our own small loop and not asyncio: a switch costs under a microsecond,
+Both worlds build on it. Our own small loop and not asyncio: a switch costs under a microsecond,
 and nothing else runs between two awaits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from hocket.core.effects import Boundary, Deal, Deliver, Effect, Fork, Handle, Join, Settle, Start
-from hocket.runtime.shared.account import Desk
-
-
-class Task:
-    """One coroutine of one rank."""
-
-    __slots__ = ("awaiting", "coroutine", "name", "on_done", "rank")
-
-    def __init__(
-        self, rank: int, name: str, coroutine: Coroutine[Any, Any, Any], on_done: Deliver
-    ) -> None:
-        self.rank = rank
-        self.name = name
-        self.coroutine = coroutine
-        self.on_done = on_done
-        self.awaiting: Effect[Any] | None = None
-
-    def describe(self) -> str:
-        """Say what the task awaits."""
-        return self.awaiting.describe() if self.awaiting is not None else "nothing"
+from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.dispatch import Fiber, Handlers, handler_of
 
 
 class Trampoline(ABC):
-    """The loop; a world says how an effect begins."""
+    """The loop. It answers by itself what needs no world; the rest is in the world's table."""
 
     def __init__(self) -> None:
-        self._ready: deque[tuple[Task, Any, BaseException | None]] = deque()
-        self.concurrent = False  # has any task forked or started a service?
+        self._ready: deque[tuple[Fiber, Any, BaseException | None]] = deque()
+        self.concurrent = False  # has any fiber forked or started a service?
+        self.forks: Counter[int] = Counter()  # in flight, of each rank's main fiber
+        self._on_the_spot: Final[Handlers] = {
+            Settle: self._settle,
+            Deal: self._deal,
+            Fork: self._fork,
+            Join: self._join,
+            Start: self._start,
+            Boundary: self._boundary,
+        }
+
+    @property
+    @abstractmethod
+    def handlers(self) -> Handlers:
+        """How this world begins every other effect."""
 
     @abstractmethod
-    def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
-        """Begin an effect; `deliver` its answer now or later."""
-
-    @abstractmethod
-    def desk(self, rank: int) -> Desk:
-        """Return a rank's desk."""
+    def context(self, rank: int) -> RankContext:
+        """Return what is kept for a rank."""
 
     @abstractmethod
     def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
         """Return what happens at a boundary, as a coroutine."""
 
-    def spawn(
-        self, rank: int, name: str, coroutine: Coroutine[Any, Any, Any], on_done: Deliver
-    ) -> Task:
-        """Begin a task."""
-        task = Task(rank, name, coroutine, on_done)
-        self._ready.append((task, None, None))
-        return task
-
-    def drain(self) -> None:
-        """Advance tasks until all of them wait for the world."""
-        while self._ready:
-            self._advance(*self._ready.popleft())
-
-    def _advance(self, task: Task, value: Any, error: BaseException | None) -> None:
-        task.awaiting = None
-        try:
-            if error is not None:
-                effect = task.coroutine.throw(error)
-            else:
-                effect = task.coroutine.send(value)
-        except StopIteration as stop:
-            task.on_done(stop.value, None)
-        except Exception as failure:
-            task.on_done(None, failure)
-        else:
-            task.awaiting = effect
-            try:
-                self._dispatch(task, effect)
-            except Exception as failure:  # the strategy's line that awaited it is in the traceback
-                self._ready.append((task, None, failure))
-
-    def _dispatch(self, task: Task, effect: Effect[Any]) -> None:
-        def resume(value: Any, error: BaseException | None) -> None:
-            self._ready.append((task, value, error))
-
-        if isinstance(effect, Settle):
-            self.desk(task.rank).settle(effect.outcome, effect.tickets)
-            resume(None, None)
-        elif isinstance(effect, Deal):
-            self.desk(task.rank).deal(effect.num_learners)
-            resume(None, None)
-        elif isinstance(effect, Fork):
-            self.concurrent = True
-            resume(self._fork(task, effect), None)
-        elif isinstance(effect, Join):
-            self._join(effect.handle, resume)
-        elif isinstance(effect, Start):
-            self.concurrent = True
-            self.started(self.spawn(task.rank, "service", effect.service, self.service_ended))
-            resume(None, None)
-        elif isinstance(effect, Boundary):
-            self.spawn(task.rank, "boundary", self.boundary(task.rank, effect.state), resume)
-        else:
-            self.begin(task, effect, resume)
-
-    def _fork(self, task: Task, effect: Fork) -> Handle[Any]:
-        handle: Handle[Any] = Handle(effect.effect)
-        desk, counted = self.desk(task.rank), int(task.name == "main")
-        desk.forks += counted
-
-        def deliver(value: Any, error: BaseException | None) -> None:
-            desk.forks -= counted
-            handle.done, handle.answer, handle.error = True, value, error
-            if handle.waiter is not None:
-                handle.waiter(value, error)
-
-        self.begin(task, effect.effect, deliver)
-        return handle
-
-    @staticmethod
-    def _join(handle: Handle[Any], resume: Deliver) -> None:
-        if handle.done:
-            resume(handle.answer, handle.error)
-        else:
-            handle.waiter = resume
-
     @abstractmethod
-    def started(self, service: Task) -> None:
+    def started(self, service: Fiber) -> None:
         """Take note of a service (for draining and for error messages)."""
 
     @abstractmethod
     def service_ended(self, value: Any, error: BaseException | None) -> None:
         """Take note of the end of a service: fine, unless it failed."""
+
+    def spawn(
+        self, rank: int, name: str, coroutine: Coroutine[Any, Any, Any], on_done: Deliver
+    ) -> Fiber:
+        """Let a coroutine run as a fiber of this rank."""
+        fiber = Fiber(rank, name, coroutine, on_done)
+        self._ready.append((fiber, None, None))
+        return fiber
+
+    def drain(self) -> None:
+        """Advance fibers until all of them wait for the world."""
+        while self._ready:
+            self._advance(*self._ready.popleft())
+
+    def begin(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
+        """Begin an effect that the world answers."""
+        handler_of(self.handlers, fiber, effect)(fiber, effect, deliver)
+
+    def _advance(self, fiber: Fiber, value: Any, error: BaseException | None) -> None:
+        fiber.awaiting = None
+        try:
+            if error is not None:
+                effect = fiber.coroutine.throw(error)
+            else:
+                effect = fiber.coroutine.send(value)
+        except StopIteration as stop:
+            fiber.on_done(stop.value, None)
+        except Exception as failure:
+            fiber.on_done(None, failure)
+        else:
+            fiber.awaiting = effect
+            try:
+                self._dispatch(fiber, effect)
+            except Exception as failure:  # the strategy's line that awaited it is in the traceback
+                self._ready.append((fiber, None, failure))
+
+    def _dispatch(self, fiber: Fiber, effect: Effect[Any]) -> None:
+        def resume(value: Any, error: BaseException | None) -> None:
+            self._ready.append((fiber, value, error))
+
+        here = self._on_the_spot.get(type(effect))
+        if here is not None:
+            here(fiber, effect, resume)
+        else:
+            self.begin(fiber, effect, resume)
+
+    # ------------------------------------------------------------------ answered on the spot
+
+    def _settle(self, fiber: Fiber, effect: Settle, resume: Deliver) -> None:
+        self.context(fiber.rank).settle(effect.outcome, effect.tickets)
+        resume(None, None)
+
+    def _deal(self, fiber: Fiber, effect: Deal, resume: Deliver) -> None:
+        account = self.context(fiber.rank).account
+        account.ledger.deal_to(effect.num_learners, account.alive)
+        resume(None, None)
+
+    def _start(self, fiber: Fiber, effect: Start, resume: Deliver) -> None:
+        self.concurrent = True
+        self.started(self.spawn(fiber.rank, "service", effect.service, self.service_ended))
+        resume(None, None)
+
+    def _boundary(self, fiber: Fiber, effect: Boundary, resume: Deliver) -> None:
+        self.spawn(fiber.rank, "boundary", self.boundary(fiber.rank, effect.state), resume)
+
+    def _fork(self, fiber: Fiber, effect: Fork, resume: Deliver) -> None:
+        self.concurrent = True
+        handle: Handle[Any] = Handle(effect.effect)
+        counted = int(fiber.is_main)
+        self.forks[fiber.rank] += counted
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            self.forks[fiber.rank] -= counted
+            handle.done, handle.answer, handle.error = True, value, error
+            if handle.waiter is not None:
+                handle.waiter(value, error)
+
+        self.begin(fiber, effect.effect, deliver)
+        resume(handle, None)
+
+    @staticmethod
+    def _join(fiber: Fiber, effect: Join, resume: Deliver) -> None:
+        handle = effect.handle
+        if handle.done:
+            resume(handle.answer, handle.error)
+        else:
+            handle.waiter = resume

@@ -1,7 +1,7 @@
 """How simulated learners exchange: collectives and messages on the virtual clock.
 
 The arithmetic is that of `collectives`, the time that of the cost model; who waits for whom, what
-rides along, and the checks of the contract are here. `Simulator` builds on it.
+is piggybacked, and the checks of the contract are here. `Simulator` builds on it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from hocket.core.strategy import State
 from hocket.errors import ContractError, DivergedError, PeerLostError, WaitTimeoutError, require
 from hocket.experiment import Experiment
 from hocket.runtime.shared import reductions
-from hocket.runtime.shared.account import Desk
 from hocket.runtime.shared.boundary_effects import Quiet
-from hocket.runtime.shared.inbox import Inbox, Waiting
+from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.dispatch import Fiber
+from hocket.runtime.shared.inbox import Inbox, Waiting, undeclared_messages
 from hocket.runtime.shared.reductions import Post
 from hocket.runtime.shared.trace import Trace
-from hocket.runtime.shared.trampoline import Task, Trampoline
+from hocket.runtime.shared.trampoline import Trampoline
 from hocket.runtime.sim.cost import CostModel
 
 
 @dataclass
-class Meet:
+class Gathering:
     """A collective that not everybody has joined yet."""
 
     members: tuple[int, ...] | None  # None: all who live
@@ -52,11 +53,11 @@ class Meet:
 class SimLearner:
     """One simulated rank."""
 
-    desk: Desk
+    context: RankContext
     state: State
     inbox: Inbox
-    services: list[Task] = field(default_factory=list)
-    main: Task | None = None
+    services: list[Fiber] = field(default_factory=list)
+    main: Fiber | None = None
     returned: bool = False
     lost_s: float | None = None  # when it died
     lent: Grad | None = None  # the last mean gradient, spent with the next collective
@@ -77,7 +78,7 @@ class SimulatedExchange(Trampoline):
         self._cost = cost
         self._everyone = self.alive
         self._living = set(self.alive)
-        self._meets: dict[tuple[tuple[int, ...] | None, int], Meet] = {}
+        self._gatherings: dict[tuple[tuple[int, ...] | None, int], Gathering] = {}
         self._unquiet: list[tuple[tuple[int, ...] | None, int]] = []
         self._lent: list[tuple[torch.Tensor, int, str]] = []
         self._failure: BaseException | None = None
@@ -92,7 +93,7 @@ class SimulatedExchange(Trampoline):
 
     # ------------------------------------------------------------------ collectives
 
-    def _join_meet(self, rank: int, post: Post) -> None:
+    def _post(self, rank: int, post: Post) -> None:
         if rank not in self._living:
             return
         learner = self.learners[rank]
@@ -102,20 +103,20 @@ class SimulatedExchange(Trampoline):
         group = getattr(post.effect, "group", None)
         if isinstance(post.effect, AllReduce):
             given = post.effect.weight
-            post.weight = learner.desk.ledger.pending_frames if given is None else given
+            post.weight = learner.context.account.ledger.pending_frames if given is None else given
         if isinstance(post.effect, AllReduce | MeanGradient) and group is None:
-            self._board(learner.desk, post)
+            self._board(learner.context, post)
         if isinstance(post.effect, AllReduce) and group is not None:
             moves = self._experiment.strategy.moves_in_groups
-            post.stop = moves and learner.desk.wish().quiet
+            post.stop = moves and learner.context.agenda.wish().quiet
         number = learner.collectives[group]
         learner.collectives[group] += 1
-        meet = self._meets.setdefault((group, number), Meet(group))
-        meet.posts[rank] = post
-        other = next(iter(meet.posts.values()))
+        gathering = self._gatherings.setdefault((group, number), Gathering(group))
+        gathering.posts[rank] = post
+        other = next(iter(gathering.posts.values()))
         if type(other.effect) is not type(post.effect):
             raise ContractError(
-                f"collective #{number}: rank {next(iter(meet.posts))} issued "
+                f"collective #{number}: rank {next(iter(gathering.posts))} issued "
                 f"{other.effect.describe()}, rank {rank} issued {post.effect.describe()}; a "
                 "group's collectives must come in the same order on all members (contract rule 7)"
             )
@@ -124,24 +125,25 @@ class SimulatedExchange(Trampoline):
     def _num_dead(self, group: tuple[int, ...] | None) -> int:
         return 0 if group is None else sum(r not in self._living for r in group)
 
-    def _members(self, meet: Meet) -> tuple[int, ...]:
-        wanted = self.alive if meet.members is None else meet.members
+    def _members(self, gathering: Gathering) -> tuple[int, ...]:
+        wanted = self.alive if gathering.members is None else gathering.members
         return tuple(r for r in wanted if r in self._living)
 
     def _complete_if_all_here(self, group: tuple[int, ...] | None, number: int) -> None:
-        meet = self._meets[group, number]
-        if len(meet.posts) < len(self.alive if group is None else group) - self._num_dead(group):
+        gathering = self._gatherings[group, number]
+        wanted = len(self.alive if group is None else group)
+        if len(gathering.posts) < wanted - self._num_dead(group):
             return
-        members = self._members(meet)
-        posts = [meet.posts[r] for r in members]
+        members = self._members(gathering)
+        posts = [gathering.posts[r] for r in members]
         if isinstance(posts[0].effect, Quiet) and not self._all_quiet():
             self._unquiet.append((group, number))  # looked at again after every event
             return
-        del self._meets[group, number]
+        del self._gatherings[group, number]
         self._complete(members, posts)
 
     def _retry(self, group: tuple[int, ...] | None, number: int) -> None:
-        if (group, number) in self._meets:
+        if (group, number) in self._gatherings:
             self._complete_if_all_here(group, number)
 
     def _all_quiet(self) -> bool:
@@ -172,7 +174,7 @@ class SimulatedExchange(Trampoline):
         for rank, post, answer in zip(members, posts, answers, strict=True):
             if isinstance(answer, Grad):
                 self.learners[rank].lent = answer
-            self.desk(rank).books.bytes_sent += sent
+            self.context(rank).account.books.bytes_sent += sent
             if size_bytes:
                 self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
             deliver = post.deliver
@@ -188,15 +190,15 @@ class SimulatedExchange(Trampoline):
             what = f"rank {rank} awaits a broadcast from rank {post.effect.root}, which is lost"
             post.deliver(None, PeerLostError(what))
 
-    def _board(self, desk: Desk, post: Post) -> None:
-        """Let a learner's tally and its wish to stop ride along."""
+    def _board(self, context: RankContext, post: Post) -> None:
+        """Let a learner's tally and its wish to stop be piggybacked."""
         if self._experiment.strategy.synchronous:
-            post.tally, post.stop = desk.own_tally.take(), desk.stop_wanted
+            post.tally, post.stop = context.account.tally.take(), context.agenda.stop_wanted
 
     def _with_note(self, rank: int, note: Note, deliver: Deliver) -> Deliver:
         def arrive(answer: Any, error: BaseException | None) -> None:
             try:
-                self.desk(rank).took_part(note)
+                self.context(rank).took_part(note)
             except DivergedError as failure:
                 answer, error = None, failure
             deliver(answer, error)
@@ -206,7 +208,7 @@ class SimulatedExchange(Trampoline):
     def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
         def arrive(answer: Any, error: BaseException | None) -> None:
             if note is not None:
-                self.desk(rank).group_wishes = note.stop
+                self.context(rank).agenda.group_wishes = note.stop
             deliver(answer, error)
 
         return arrive
@@ -224,7 +226,9 @@ class SimulatedExchange(Trampoline):
                 raise ContractError(f"{what} was written to; it is read only (contract rule 3)")
         self._lent.clear()
 
-    def _send(self, rank: int, effect: Send, deliver: Deliver) -> None:
+    def _send(self, fiber: Fiber, effect: Send, deliver: Deliver) -> None:
+        rank = fiber.rank
+        self._check_messages()
         require(
             0 <= effect.to < len(self.learners),
             f"rank {rank} sends to rank {effect.to}, which does not exist",
@@ -232,7 +236,7 @@ class SimulatedExchange(Trampoline):
         message = Message(rank, effect.tag, effect.payload)
         size = num_bytes(effect.payload)
         arrival = self._cost.transfer(rank, effect.to, self.now, size)
-        self.desk(rank).books.bytes_sent += size
+        self.context(rank).account.books.bytes_sent += size
         self.trace.note(rank, "send", self.now, arrival, f"{effect.to}/{effect.tag}")
         versions = [(t, t._version) for t in flatten(effect.payload)[1].values()]
         self.messages_in_flight += 1
@@ -250,7 +254,15 @@ class SimulatedExchange(Trampoline):
         self._at(arrival, arrive)
         deliver(None, None)
 
-    def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
+    def _check_messages(self) -> None:
+        """Refuse what real processes would refuse: they open no mailbox for such a strategy."""
+        strategy = self._experiment.strategy
+        if strategy.synchronous and not strategy.uses_messages:
+            raise ContractError(undeclared_messages(strategy.name))
+
+    def _recv(self, fiber: Fiber, effect: Recv, deliver: Deliver) -> None:
+        rank = fiber.rank
+        self._check_messages()
         waiting = Waiting(effect, deliver)
         self.learners[rank].inbox.receive(waiting)
         if effect.timeout_s is not None:

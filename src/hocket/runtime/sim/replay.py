@@ -21,9 +21,11 @@ from typing import Any
 
 from hocket.core.accounts import DRY, Note, Ticket
 from hocket.core.effects import Deliver, Gradient, Message, Recv, Send
-from hocket.data.shared_ledger import Place, SharedLedger
+from hocket.data.pool import Pool
+from hocket.data.shared_ledger import Counters, Place, SharedLedger
 from hocket.errors import ConfigError, DeadlockError, require
 from hocket.experiment import Experiment
+from hocket.runtime.shared.dispatch import Fiber
 from hocket.runtime.shared.inbox import Waiting
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.simulator import Simulator
@@ -87,18 +89,27 @@ def read_scripts(run: Path, learners: int) -> list[Script]:
 class RecordedLedger(SharedLedger):
     """Draws what was drawn."""
 
-    script: Script
+    def __init__(
+        self,
+        pool: Pool,
+        rank: int,
+        members: tuple[int, ...],
+        counters: Counters,
+        script: Script,
+    ) -> None:
+        self._script = script
+        super().__init__(pool, rank, members, counters)
 
     def draw(self) -> Ticket:
         """Take the next item on record."""
-        if self.script.next == f"{NOTHING_LEFT} ":
-            self.script.take()
+        if self._script.next == f"{NOTHING_LEFT} ":
+            self._script.take()
             return Ticket(self.epoch, DRY, 0)
         require(
-            bool(self.script.draws),
+            bool(self._script.draws),
             "the record does not fit this experiment: more is drawn than was",
         )
-        place = self.script.draws.popleft()
+        place = self._script.draws.popleft()
         self._counters.add("drawn", 1)
         ticket = Ticket(*place, int(self._pool.frames[place[1]]))
         self._pending[place] = ticket
@@ -107,7 +118,7 @@ class RecordedLedger(SharedLedger):
     def refresh(self) -> None:
         """Read the common counters; what is left to draw is on record."""
         super().refresh()
-        self._left = not hasattr(self, "script") or bool(self.script.draws)
+        self._left = bool(self._script.draws)
 
 
 class Replay(Simulator):
@@ -126,8 +137,9 @@ class Replay(Simulator):
             defaultdict(deque) for _ in self._scripts
         ]
         super().__init__(experiment, cluster, report, checkpoints)
-        for learner in self.learners:
-            learner.desk.meets = partial(self._meets_now, learner.desk.rank)
+
+    def _meeting_rule(self, rank: int) -> Callable[[], bool]:
+        return partial(self._meets_now, rank)
 
     def _meets_now(self, rank: int) -> bool:
         """True if this is where the learner met the others."""
@@ -139,10 +151,7 @@ class Replay(Simulator):
         return True
 
     def _ledger(self, rank: int) -> RecordedLedger:
-        ledger = RecordedLedger(self._pool, rank, self.alive, self._counters)
-        ledger.script = self._scripts[rank]
-        ledger.refresh()
-        return ledger
+        return RecordedLedger(self._pool, rank, self.alive, self._counters, self._scripts[rank])
 
     def _enable(self, rank: int, step: str, happen: Callable[[], bool]) -> None:
         """Something can reach a learner now; it does when its turn has come.
@@ -154,7 +163,7 @@ class Replay(Simulator):
 
     def _proceed(self, rank: int) -> None:
         script, ready = self._scripts[rank], self._ready_for[rank]
-        ledger = self.desk(rank).ledger
+        ledger = self.context(rank).account.ledger
         while script.steps and ready[script.steps[0]]:
             ledger.committed_frames = script.frames[0] - ledger.discarded_frames
             if ready[script.steps[0]].popleft()():
@@ -164,7 +173,9 @@ class Replay(Simulator):
 
     # ------------------------------------------------------------------ what reaches a learner
 
-    def _gradient(self, rank: int, effect: Gradient, deliver: Deliver) -> None:
+    def _gradient(self, fiber: Fiber, effect: Gradient, deliver: Deliver) -> None:
+        rank = fiber.rank
+
         def hand_over(value: Any, error: BaseException | None) -> None:
             place = value.tickets[0]
             if place.dry:
@@ -174,9 +185,10 @@ class Replay(Simulator):
                 step = f"{TOOK} {place.epoch}/{place.index}"
                 self._enable(rank, step, lambda: _done(deliver, value, error))
 
-        super()._gradient(rank, effect, hand_over)
+        super()._gradient(fiber, effect, hand_over)
 
-    def _send(self, rank: int, effect: Send, deliver: Deliver) -> None:
+    def _send(self, fiber: Fiber, effect: Send, deliver: Deliver) -> None:
+        rank = fiber.rank
         message = Message(rank, effect.tag, effect.payload)
         self.messages_in_flight += 1
 
@@ -196,7 +208,8 @@ class Replay(Simulator):
 
         return arrive
 
-    def _recv(self, rank: int, effect: Recv, deliver: Deliver) -> None:
+    def _recv(self, fiber: Fiber, effect: Recv, deliver: Deliver) -> None:
+        rank = fiber.rank
         waiting, inbox = Waiting(effect, deliver), self.learners[rank].inbox
         inbox.receive(waiting)
 

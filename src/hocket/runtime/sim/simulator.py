@@ -27,14 +27,14 @@ from hocket.core.effects import (
     Grad,
     Gradient,
     MeanGradient,
+    Message,
     Recv,
     Send,
 )
 from hocket.core.strategy import State
-from hocket.data.ledger import ReplicatedLedger
-from hocket.data.shared_ledger import LocalCounters, SharedLedger, save_counters
+from hocket.data.ledger import Ledger
+from hocket.data.shared_ledger import LocalCounters, open_ledger, save_counters
 from hocket.errors import (
-    ContractError,
     DeadlockError,
     DivergedError,
     PeerLostError,
@@ -43,13 +43,14 @@ from hocket.errors import (
 from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.runtime.shared import reductions
-from hocket.runtime.shared.account import Desk
+from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.boundary import Meeting, hold
 from hocket.runtime.shared.boundary_effects import Gather, Quiet
+from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.inbox import Inbox
 from hocket.runtime.shared.reductions import Post
 from hocket.runtime.shared.restore import restore, restore_counters
-from hocket.runtime.shared.trampoline import Task
 from hocket.runtime.shared.worker import Worker
 from hocket.runtime.sim.cost import EVALUATION_SPEED, Cluster, CostModel, Death
 from hocket.runtime.sim.exchange import SimLearner, SimulatedExchange
@@ -92,7 +93,20 @@ class Simulator(SimulatedExchange):
             checkpoints,
             self._common_state,
             lambda r: self.learners[r].inbox.unread(),
+            self.forks.__getitem__,
         )
+        self._handlers: Handlers = {
+            Gradient: self._gradient,
+            MeanGradient: self._mean_gradient,
+            Send: self._send,
+            Recv: self._recv,
+            Evaluate: self._evaluate,
+            AllReduce: self._collective,
+            Broadcast: self._collective,
+            AllToAll: self._collective,
+            Gather: self._collective,
+            Quiet: self._collective,
+        }
         if saved is not None and not experiment.strategy.synchronous:
             restore_counters(self._counters, saved, self.alive)
         self.learners = [self._learner(rank, saved) for rank in range(size)]
@@ -100,34 +114,35 @@ class Simulator(SimulatedExchange):
             self.now = saved.run["time_s"]
             if saved.ranks == list(self.alive) and "cost" in saved.run:
                 self._cost.load_state_dict(saved.run["cost"])
-        self.learners[0].desk.say(self._worker.notes)
+        self.learners[0].context.reporter.say(self._worker.notes)
         self._deaths_at_draw: dict[int, int] = {}
         self._planned: list[Death] = []
         self._plan_deaths(cluster.deaths, saved)
 
     def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
-        strategy = self._experiment.strategy
-        desk = Desk(
-            self._experiment,
-            self._pool,
-            rank,
-            self._ledger(rank),
+        context = RankContext(
+            Account(self._experiment, self._pool, rank, self._ledger(rank)),
             self._worker.new_state(),
             self._note_event,
+            meets=self._meeting_rule(rank),
         )
+        strategy = self._experiment.strategy
         state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
+        unread: list[Message] = []
         if saved is not None:
-            state, unread = restore(desk, state, saved, self._worker.layout)
-            learner = SimLearner(desk, state, Inbox(rank))
-            for message in unread:
-                learner.inbox.arrive(message)
-            return learner
-        return SimLearner(desk, state, Inbox(rank))
+            state, unread = restore(context, state, saved, self._worker.layout)
+        learner = SimLearner(context, state, Inbox(rank))
+        for message in unread:
+            learner.inbox.arrive(message)
+        return learner
 
-    def _ledger(self, rank: int) -> ReplicatedLedger | SharedLedger:
-        if self._experiment.strategy.synchronous:
-            return ReplicatedLedger(self._pool, rank, self.alive)
-        return SharedLedger(self._pool, rank, self.alive, self._counters)
+    def _ledger(self, rank: int) -> Ledger:
+        synchronous = self._experiment.strategy.synchronous
+        return open_ledger(self._pool, rank, self.alive, self._counters, synchronous=synchronous)
+
+    def _meeting_rule(self, rank: int) -> Callable[[], bool] | None:
+        """Return what decides where a rank meets the others, if it is not its agenda."""
+        return None
 
     def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
         """Schedule what is to go wrong; what had gone wrong before a resumption is past."""
@@ -147,12 +162,12 @@ class Simulator(SimulatedExchange):
     def stop(self) -> None:
         """Ask to stop at the next boundary."""
         for learner in self.learners:
-            learner.desk.stop_wanted = True
+            learner.context.agenda.stop_wanted = True
 
     def run(self) -> State:
         """Run to the end and return the final state of the first learner alive."""
         for rank, learner in enumerate(self.learners):
-            me = learner.desk.learner(self._worker.layout)
+            me = learner.context.learner(self._worker.layout)
             main = self._experiment.strategy.run(me, learner.state)
             learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
             self.drain()  # one rank after the other, as when a quiet point lets them go
@@ -225,92 +240,85 @@ class Simulator(SimulatedExchange):
         )
 
     def _describe(self, rank: int) -> str:
-        for (group, number), meet in self._meets.items():
-            if rank in meet.posts:
-                name = meet.posts[rank].effect.describe()
+        for (group, number), gathering in self._gatherings.items():
+            if rank in gathering.posts:
+                name = gathering.posts[rank].effect.describe()
                 return f"{name} #{number}" + (f" of group {group}" if group else "")
         main = self.learners[rank].main
         return main.describe() if main else "nothing"
 
     # ------------------------------------------------------------------ the trampoline's questions
 
-    def desk(self, rank: int) -> Desk:
-        """Return a rank's desk."""
-        return self.learners[rank].desk
+    @property
+    def handlers(self) -> Handlers:
+        """How effects are begun here."""
+        return self._handlers
+
+    def context(self, rank: int) -> RankContext:
+        """Return what is kept for a rank."""
+        return self.learners[rank].context
 
     def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
         """Return what happens at a boundary."""
-        return hold(self.learners[rank].desk, state, self._meeting)
+        return hold(self.learners[rank].context, state, self._meeting)
 
-    def started(self, service: Task) -> None:
+    def started(self, service: Fiber) -> None:
         """Remember a service, to know when all are idle."""
         self.learners[service.rank].services.append(service)
 
-    def begin(self, task: Task, effect: Effect[Any], deliver: Deliver) -> None:
-        """Begin an effect of any kind."""
-        rank = task.rank
-        if rank not in self._living:
-            return
-        if isinstance(effect, Gradient):
-            self._gradient(rank, effect, deliver)
-        elif isinstance(effect, Send):
-            self._send(rank, effect, deliver)
-        elif isinstance(effect, Recv):
-            self._recv(rank, effect, deliver)
-        elif isinstance(effect, MeanGradient):
-            self._gradient(rank, Gradient(effect.params), self._then_post(rank, effect, deliver))
-        elif isinstance(effect, Evaluate):
-            self._evaluate(rank, effect, deliver)
-        elif isinstance(effect, AllReduce | Broadcast | AllToAll | Gather | Quiet):
-            self._join_meet(rank, Post(effect, self.now, deliver))
-        else:
-            raise ContractError(f"rank {rank} awaited {effect!r}, which is not an effect")
+    def begin(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
+        """Begin an effect, unless its rank has died."""
+        if fiber.rank in self._living:
+            super().begin(fiber, effect, deliver)
 
     # ------------------------------------------------------------------ computing
 
-    def _gradient(self, rank: int, effect: Gradient, deliver: Deliver) -> None:
-        learner = self.learners[rank]
-        ticket = effect.ticket or learner.desk.ledger.draw()
+    def _gradient(self, fiber: Fiber, effect: Gradient, deliver: Deliver) -> None:
+        rank, context = fiber.rank, self.context(fiber.rank)
+        ticket = effect.ticket or context.account.ledger.draw()
         if ticket.dry:
             deliver(self._worker.dry(ticket), None)
             return
-        books = learner.desk.books
+        books = context.account.books
         books.draws += effect.ticket is None
         if self._deaths_at_draw.get(rank) == books.draws:
             self._die(rank)
             return
-        grad = self._worker.gradient(effect.params, ticket, learner.desk.worker_state, effect.part)
+        grad = self._worker.gradient(effect.params, ticket, context.worker_state, effect.part)
         start, end = self._cost.compute(rank, self.now, grad.frames)
         books.compute_s += end - start
         self.trace.note(rank, "compute", start, end, ticket.describe(effect.part))
 
         def finished(value: Any, error: BaseException | None) -> None:
             try:
-                learner.desk.drew(grad)
+                context.drew(grad)
             except DivergedError as failure:
                 value, error = None, failure
             deliver(value, error)
 
         self._deliver_at(end, rank, finished, grad)
 
-    def _then_post(self, rank: int, effect: MeanGradient, deliver: Deliver) -> Deliver:
+    def _mean_gradient(self, fiber: Fiber, effect: MeanGradient, deliver: Deliver) -> None:
         def post(grad: Grad, error: BaseException | None) -> None:
-            self._join_meet(rank, Post(effect, self.now, deliver, grad, float(grad.frames)))
+            self._post(fiber.rank, Post(effect, self.now, deliver, grad, float(grad.frames)))
 
-        return post
+        self._gradient(fiber, Gradient(effect.params), post)
 
-    def _evaluate(self, rank: int, effect: Evaluate, deliver: Deliver) -> None:
-        desk = self.learners[rank].desk
+    def _collective(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
+        self._post(fiber.rank, Post(effect, self.now, deliver))
+
+    def _evaluate(self, fiber: Fiber, effect: Evaluate, deliver: Deliver) -> None:
+        rank, context = fiber.rank, self.context(fiber.rank)
         members = self.alive
         items = reductions.slice_of(
             reductions.num_scored(effect, self._pool), members.index(rank), len(members)
         )
-        state = desk.scoring_state or desk.worker_state
+        state = context.scoring_state or context.worker_state
         tally = self._worker.score(effect.params, state, effect.which, items)
         start, end = self._cost.compute(rank, self.now, tally.frames, EVALUATION_SPEED)
         self.trace.note(rank, "evaluate", start, end)
         post = Post(effect, end, deliver, tally)
-        self._at(end, lambda: self._join_meet(rank, post))
+        self._at(end, lambda: self._post(rank, post))
 
     # ------------------------------------------------------------------ faults
 
@@ -319,34 +327,33 @@ class Simulator(SimulatedExchange):
             return
         self.alive = tuple(r for r in self.alive if r != rank)
         self._living.discard(rank)
-        dead = self.learners[rank]
-        dead.lost_s = self.now
+        self.learners[rank].lost_s = self.now
         self.trace.note(rank, "lost", self.now, self.now)
-        self._recover_from(dead)
+        self._give_back()
         self._note_event(
             {
                 "event": "lost",
-                "frames": self.desk(self.alive[0]).ledger.committed_frames,
-                "epoch": self.desk(self.alive[0]).ledger.epoch,
+                "frames": self.context(self.alive[0]).account.ledger.committed_frames,
+                "epoch": self.context(self.alive[0]).account.ledger.epoch,
                 "rank": rank,
                 "reason": "planned fault",
             }
         )
         for r in self.alive:
             self.learners[r].inbox.lose(rank)
-        for meet in self._meets.values():
-            meet.posts.pop(rank, None)
-        for key in list(self._meets):
+        for gathering in self._gatherings.values():
+            gathering.posts.pop(rank, None)
+        for key in list(self._gatherings):
             self._retry(*key)
 
-    def _recover_from(self, dead: SimLearner) -> None:
+    def _give_back(self) -> None:
         """Give back at once what was lost; real learners do it at their next quiet point."""
-        ledgers = [self.desk(r).ledger for r in self.alive]
-        shared = [ledger for ledger in ledgers if isinstance(ledger, SharedLedger)]
-        if shared:
-            held = [place for ledger in shared for place in ledger.pending_places()]
-            shared[0].recover(held, self.alive)
-            for ledger in shared:
+        ledgers = [self.context(r).account.ledger for r in self.alive]
+        behind = [ledger for ledger in ledgers if ledger.behind(self.alive)]
+        if behind:
+            held = [place for ledger in behind for place in ledger.pending_places()]
+            behind[0].recover(held, self.alive)
+            for ledger in behind:
                 ledger.survived_by(self.alive)
 
     def deaths_to_come(self) -> list[Death]:

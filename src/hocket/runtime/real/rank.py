@@ -1,0 +1,126 @@
+"""One rank in a real process: what a run of Hocket's own and a loop of the user's have in common.
+
+It connects to the others, owns the threads, and answers messages and collectives. Where gradients
+come from and what a boundary does is for the two runtimes built on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.core.effects import Deliver, Recv, Send
+from hocket.errors import PeerLostError
+from hocket.experiment import Experiment
+from hocket.runtime.net.exchange import Exchange
+from hocket.runtime.net.mesh import Mesh
+from hocket.runtime.net.store import Store
+from hocket.runtime.real.collective_effects import CollectiveEffects, Span
+from hocket.runtime.real.connect import connect, messages_come
+from hocket.runtime.real.executors import Executors
+from hocket.runtime.real.faults import Fate
+from hocket.runtime.real.messages import Messages
+from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.dispatch import Fiber, Handlers
+from hocket.runtime.shared.trampoline import Trampoline
+from hocket.runtime.shared.worker import Worker
+
+
+class RankRuntime(Trampoline):
+    """The base of both real runtimes."""
+
+    _context: RankContext
+    _worker: Worker
+    _collectives: CollectiveEffects
+    _exchange: Exchange | None
+
+    def __init__(
+        self, experiment: Experiment, rank: int, *, on: torch.device, fate: Fate | None = None
+    ) -> None:
+        super().__init__()
+        self.rank = rank
+        self.size = experiment.options.learners
+        self.main: Fiber | None = None
+        self._experiment = experiment
+        self._fate = fate or Fate((), rank)
+        self._services: list[Fiber] = []
+        self._failure: BaseException | None = None
+        self._handlers: Handlers = {}
+        self._executors = Executors(experiment.options.threads, lambda: self.concurrent)
+        self._messages = Messages(experiment, rank, self._executors, on, self._reached)
+
+    def _connect(self, store: Store, address: str) -> Mesh:
+        """Connect to the others; from now on messages may come in."""
+        self.concurrent = messages_come(self._experiment)
+        return connect(
+            self._experiment, self.rank, store, address, self._messages, self._fate, self._fail
+        )
+
+    def _serve(
+        self, context: RankContext, worker: Worker, exchange: Exchange | None, span: Span
+    ) -> None:
+        """Put everything in its place: from now on effects can be answered."""
+        self._context, self._worker, self._exchange = context, worker, exchange
+        self._collectives = CollectiveEffects(
+            context, worker, exchange, self._executors, span, self._fate.issuing
+        )
+        self._handlers = {
+            **self._collectives.handlers,
+            Send: self._send,
+            Recv: self._recv,
+            **self._own_handlers(),
+        }
+
+    def _own_handlers(self) -> Handlers:
+        """How this runtime begins effects that the other answers in another way."""
+        raise NotImplementedError
+
+    def _reached(self, what: str, detail: str) -> None:
+        """Note something that reached this learner; a replay needs no more."""
+
+    # ------------------------------------------------------------------ the trampoline's questions
+
+    @property
+    def handlers(self) -> Handlers:
+        """How effects are begun here."""
+        return self._handlers
+
+    def context(self, rank: int) -> RankContext:
+        """Return the only context there is."""
+        return self._context
+
+    def started(self, service: Fiber) -> None:
+        """Remember a service, to know when it is idle and to end it."""
+        self._services.append(service)
+
+    def service_ended(self, value: Any, error: BaseException | None) -> None:
+        """Take note if a service failed."""
+        if not isinstance(error, PeerLostError):
+            self._fail(value, error)
+
+    def _fail(self, value: Any, error: BaseException | None) -> None:
+        self._failure = self._failure or error
+
+    def _send(self, fiber: Fiber, effect: Send, deliver: Deliver) -> None:
+        self._context.account.books.bytes_sent += self._messages.send(effect, deliver)
+
+    def _recv(self, fiber: Fiber, effect: Recv, deliver: Deliver) -> None:
+        self._messages.receive(effect, deliver, limited=not fiber.is_service)
+
+    # ------------------------------------------------------------------ waiting and ending
+
+    def _wait(self) -> None:
+        """Wait until something happens: a result, a message, or a limit."""
+        self._messages.wait(self._collectives.attend)
+
+    def _close_fibers(self) -> None:
+        for fiber in ([self.main] if self.main else []) + self._services:
+            fiber.coroutine.close()
+
+    def _disconnect(self, *, everybody_left: bool) -> None:
+        """Let go of threads and connections; peers still at work must see ours break."""
+        self._executors.close()
+        self._messages.close()
+        if self._exchange is not None and everybody_left:
+            self._exchange.close()

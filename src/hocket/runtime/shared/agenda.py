@@ -1,0 +1,103 @@
+"""What is due at a boundary: evaluation, checkpoint, the end; and who wants to stop.
+
+For synchronous strategies all learners hold the same agenda (the numbers it depends on travel with
+collectives), so all take the same decision at the same boundary without asking one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.core.effects import Scores
+from hocket.data.pool import Pool
+from hocket.runtime.shared.account import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a boundary has to do."""
+
+    evaluate: bool
+    checkpoint: bool
+    stop: bool
+    finished: bool
+    wait: bool  # asynchronous: nothing left to draw, but others have not settled
+
+    @property
+    def quiet(self) -> bool:
+        """True if all learners must meet."""
+        return self.evaluate or self.checkpoint or self.stop or self.finished or self.wait
+
+
+class Interval:
+    """Something that is due every so many frames."""
+
+    def __init__(self, epochs: float, pool: Pool) -> None:
+        self._every = (
+            pool.total_frames + 1  # an infinite interval lies beyond any run
+            if math.isinf(epochs)
+            else max(1, round(epochs * pool.epoch_frames))
+        )
+        self._next = self._every
+
+    def due(self, frames: int) -> bool:
+        """True if the time has come."""
+        return frames >= self._next
+
+    def done(self, frames: int) -> None:
+        """It was done, or the run goes on from here: the next one is after this."""
+        self._next = (frames // self._every + 1) * self._every
+
+
+class Agenda:
+    """One learner's list of what is due."""
+
+    def __init__(self, account: Account, meets: Callable[[], bool] | None = None) -> None:
+        options, pool = account.experiment.options, account.pool
+        self._account = account
+        self._strategy = account.experiment.strategy
+        self._meets = meets  # a replay knows when all met
+        self._evaluation = Interval(options.evaluate_every, pool)
+        self._checkpoint = Interval(options.checkpoint_every, pool)
+        self.group_wishes = False  # to meet all: piggybacked on the group's last collective
+        self.stop_wanted = False  # by this learner's own signals
+        self.stop_agreed = False  # by all
+
+    def due(self, *, agreed: bool = False) -> Due:
+        """Return what this boundary has to do; once all have agreed, nobody's own wish counts."""
+        if self._meets is not None and not agreed:
+            return Due(False, False, False, False, wait=self._meets())
+        if self._strategy.moves_in_groups and not agreed:
+            return Due(False, False, False, False, wait=self.group_wishes)
+        return self.wish(agreed=agreed)
+
+    def wish(self, *, agreed: bool = False) -> Due:
+        """Return what this learner, as far as it knows, would have to do at a boundary."""
+        account, asynchronous = self._account, not self._strategy.synchronous
+        finished = account.ledger.closed() or account.schedule_state.stop
+        stop = self.stop_agreed
+        if not agreed and (len(account.alive) == 1 or asynchronous):
+            stop = stop or self.stop_wanted
+        return Due(
+            evaluate=self._evaluation.due(account.frames) or finished,
+            checkpoint=self._checkpoint.due(account.frames) or stop or finished,
+            stop=stop,
+            finished=finished,
+            wait=asynchronous and account.ledger.exhausted(),
+        )
+
+    def evaluated(self, scores: Scores) -> None:
+        """Take note of an evaluation; the schedule may decide by it."""
+        self._account.evaluated(scores)
+        self._evaluation.done(self._account.frames)
+
+    def checkpointed(self) -> None:
+        """Take note that a checkpoint is being written."""
+        self._checkpoint.done(self._account.frames)
+
+    def resume(self) -> None:
+        """Go on from where the account is."""
+        self._evaluation.done(self._account.frames)
+        self._checkpoint.done(self._account.frames)

@@ -1,0 +1,144 @@
+"""All that the runtime keeps for one rank, in either world.
+
+The parts know one thing each: the account who is alive and what was settled, the guard whether the
+loss is sane, the agenda what is due, the reporter what goes into the record. Here they are told of
+what happens.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+from hocket.core.accounts import Note, Outcome, Tally, Ticket
+from hocket.core.effects import Grad
+from hocket.core.flat import Layout
+from hocket.core.learner import Learner
+from hocket.core.numerics import stable_seed
+from hocket.errors import DivergedError
+from hocket.runtime.shared.account import Account
+from hocket.runtime.shared.agenda import Agenda
+from hocket.runtime.shared.guard import Guard
+from hocket.runtime.shared.reporter import Report, Reporter
+from hocket.runtime.shared.worker import WorkerState
+
+
+def _no_trace(what: str, detail: str) -> None:
+    """Keep no trace."""
+
+
+class RankContext:
+    """One rank: its parts, and what is the learner's own."""
+
+    def __init__(
+        self,
+        account: Account,
+        worker_state: WorkerState,
+        report: Report,
+        *,
+        progressed: Callable[[], None] = lambda: None,
+        trace: Callable[[str, str], None] = _no_trace,
+        meets: Callable[[], bool] | None = None,
+    ) -> None:
+        options = account.experiment.options
+        self.rank = account.rank
+        self.experiment = account.experiment
+        self.account = account
+        self.guard = Guard.of(account.pool, options.guard_factor)
+        self.agenda = Agenda(account, meets)
+        self.reporter = Reporter(account, report, progressed)
+        self.trace = trace  # notes what reached this learner, for a replay
+        self.worker_state = worker_state
+        self.scoring_state: WorkerState | None = None  # of the evaluated model, if it has buffers
+        self.rng = random.Random(stable_seed(options.seed, "learner", account.rank))
+
+    def learner(self, layout: Layout) -> Learner:
+        """Return what the strategy sees of this rank."""
+        experiment, account = self.experiment, self.account
+        return Learner(
+            self.rank,
+            experiment.options.learners,
+            layout=layout,
+            optimizer=experiment.optimizer,
+            rate=account.rate,
+            rng=self.rng,
+            codec=experiment.codec,
+            alive=lambda: account.alive,
+            measure=self.reporter.measure,
+            skip=None if experiment.options.precision == "float32" else self._skipped,
+        )
+
+    def _skipped(self) -> None:
+        self.account.books.skipped += 1
+
+    # ------------------------------------------------------------------ what happens to it
+
+    def drew(self, grad: Grad) -> None:
+        """Count a gradient this learner has taken."""
+        account = self.account
+        account.books.frames += grad.frames
+        account.tally.add(grad.loss_sum, grad.frames, grad.correct)
+        if not self.experiment.strategy.synchronous:
+            self.learnt(account.tally.take())
+
+    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
+        """Record a settlement, and if there is nobody to share it with, the own tally."""
+        self.account.settle(outcome, tickets)
+        if len(self.account.alive) == 1 and self.experiment.strategy.synchronous:
+            self.learnt(self.account.tally.take())
+
+    def took_part(self, note: Note) -> None:
+        """Record what was piggybacked on a collective; every member records the same."""
+        self.account.survived_by(note.members)
+        self.agenda.stop_agreed = self.agenda.stop_agreed or note.stop
+        if note.tally.frames:
+            self.learnt(note.tally)
+
+    def learnt(self, tally: Tally) -> None:
+        """Count what was learnt: everybody's if synchronous, else this learner's own."""
+        if self.experiment.strategy.drops_diverged and not math.isfinite(tally.loss_sum):
+            return  # the strategy goes on without whoever it was
+        loss = self.guard.watch(tally)
+        if loss is not None:
+            raise self._diverged(loss)
+        self.reporter.learnt(tally)
+
+    def _diverged(self, loss: float) -> DivergedError:
+        account, reference = self.account, self.guard.reference
+        start = "" if reference is None else f", from {reference:.4g} at the start"
+        full = account.compensation
+        gentler = "set schedule.lr_compensation to 'sqrt', " if full != 1 else ""
+        return DivergedError(
+            f"rank {self.rank}: the training loss is {loss:.4g} per frame after {account.frames} "
+            f"committed frames{start}. The local rate is "
+            f"{account.rate():.4g} (optimizer.lr = {self.experiment.optimizer.lr:g}, times the "
+            f"schedule, times a compensation of up to {full:g} for {len(account.alive)} "
+            f"learners). Lower optimizer.lr, {gentler}add optimizer.clip_norm, or look for bad "
+            "values in the data; checkpoints written so far are kept."
+        )
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what all hold in common at a quiet point, and the random state."""
+        parts = (self.account, self.guard, self.reporter)
+        saved: dict[str, Any] = {"rng": self.rng.getstate()}
+        for part in parts:
+            saved |= part.state_dict()
+        return saved
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; the ledger has been restored before."""
+        self.rng.setstate(state["rng"])
+        self.account.load_state_dict(state)
+        self.guard.load_state_dict(state)
+        self.reporter.load_state_dict(state)
+        self.agenda.resume()
+
+    def start_over(self, time_s: float) -> None:
+        """Drop what belonged to the learner whose part of a checkpoint was taken over."""
+        self.account.start_over(time_s)
+        seed = self.experiment.options.seed
+        self.rng.seed(stable_seed(seed, "learner", self.rank, self.account.frames))
