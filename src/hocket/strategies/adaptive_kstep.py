@@ -31,6 +31,10 @@ Limits: stalls are seen at evaluations only, so `stall` (5 %) belongs together w
 between them (`runtime.evaluate_every`): a quarter of an epoch in our experiments. `accept` costs an
 evaluation per average, which counts as training time. There is no held-out data under
 `hocket.attach`.
+
+When to use it: when K-AVG saves traffic but ends at too high a loss, and you do not know the right
+K. In our runs a smaller fixed K (`kstep`) was the cheaper way to a lower loss; this one is for
+studying the adaptive measures.
 """
 
 from __future__ import annotations

@@ -33,6 +33,9 @@ warm-started. Means are not weighted by frames: only so do the multipliers sum t
 Limits: non-convex problems have no guarantee. gamma rho must stay well below 1. Momentum in the
 inner steps carries the old pull over to the next round. Multipliers are not reset when the rate
 drops.
+
+When to use it: to study the method, or to compare with it. Learners that average (`averaging`,
+`bmuf`) reached a lower loss in our runs, and with 16 learners this one diverged.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ multiplies the mean's movement by 0.7 / (1 - 0.9) = 7, whatever the number of le
 Differences from the paper: the mean is weighted by frames. The paper evaluates theta, as here; the
 Nesterov look-ahead is part of it, as in torch's SGD (`bmuf` evaluates the point behind it).
 Limits: the outer momentum needs many rounds; H = 500 is for long runs.
+
+When to use it: when learners are joined by a very slow network (sites far apart), the run is long,
+and AdamW is the optimizer.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ A lost learner's weight falls to whoever waited for it; from the next round on t
 drawn up among the living.
 
 Limits: the fixed ring mixes the more slowly the longer it is (`hocket.core.topology`).
+
+When to use it: to study which neighbours should be averaged, or as the synchronous counterpart of
+`adpsgd`. For speed alone use `allreduce` or `adpsgd`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,10 @@ Differences from the paper: learners draw from one pool. The asynchronous exchan
 the paper's learner pulls c and pushes e in two messages. The paper evaluates c, as here.
 Limits: a large tau with a large rate lets learners settle in different basins. The velocity of (4)
 is the strategy's, so EAMSGD needs SGD without momentum and weight decay as its optimizer.
+
+When to use it: to compare with it, or to let learners explore far from each other. `async-easgd`
+suits learners of different speed, since no learner waits. `bmuf` and plain averaging reached a
+lower loss in our runs.
 """
 
 from __future__ import annotations

@@ -23,6 +23,9 @@ of momentum. A node that was left out of an exchange begins anew from its neighb
 gradient it had in hand is counted as learnt, though its effect is gone.
 
 Limits: nodes are equally large; the last may be smaller.
+
+When to use it: when there are several hosts with several learners each, with fast links inside a
+host and slow links between hosts.
 """
 
 from __future__ import annotations

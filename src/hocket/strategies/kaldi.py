@@ -47,6 +47,9 @@ whose loss is not finite is left out, too; the run ends if all are.
 Limits: an iteration waits for the slowest learner; learners that are not yet at work stand idle; a
 schedule that ends the run by itself (newbob) ends it without eq. 5; every learner, and its
 checkpoint, holds up to `combine_models` copies of the model.
+
+When to use it: to repeat a training of Kaldi's nnet3 scripts, or with the natural gradient
+(`ngsgd`) and very rare averages: once per archive.
 """
 
 from __future__ import annotations
