@@ -132,6 +132,12 @@ def test_a_method_is_shown_in_full(
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+def test_every_parameter_says_what_it_means(name: str) -> None:
+    said = comments(STRATEGIES[name])
+    assert not [f.name for f in fields(STRATEGIES[name]) if not said.get(f.name)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_the_docs_say_the_same_about_when_to_use_it(name: str) -> None:
     page = (ROOT / "docs" / "strategies" / f"{name}.md").read_text()
     paragraph = page.partition("**When to use it.** ")[2].partition("\n\n")[0]

@@ -71,9 +71,9 @@ class ConsensusState(State):
 class ADMM(Strategy):
     """Inexact consensus ADMM with residual balancing."""
 
-    sync_every: int = 16
-    rho: float = 0.05
-    balance: bool = True
+    sync_every: int = 16  # K: steps of the inner minimisation
+    rho: float = 0.05  # the penalty at the beginning
+    balance: bool = True  # double or halve rho when one residual is 10 times the other
 
     name: ClassVar[str] = "admm"
     paper: ClassVar[str] = "Boyd et al. 2011; Yu and Deng 2015, section 7.1.3"

@@ -85,7 +85,7 @@ class Hearsay:
 class ADPSGD(Strategy):
     """Asynchronous decentralised SGD on a fixed or random ring."""
 
-    ring: Literal["fixed", "random"] = "random"
+    ring: Literal["fixed", "random"] = "random"  # partners: the two neighbours, or any
     partner_timeout_s: float = 5.0  # an exchange that takes longer is left out
 
     name: ClassVar[str] = "adpsgd"

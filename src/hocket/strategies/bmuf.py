@@ -54,10 +54,10 @@ from hocket.strategies.periodic import BlockFilter, BlockState, LocalMomentum
 class BMUF(BlockFilter):
     """K local steps, then a filtered average."""
 
-    block_momentum: float | None = None  # None: 1 - 1/P
-    block_lr: float = 1.0
-    nesterov: bool = True
-    warm_start_frames: int = 0
+    block_momentum: float | None = None  # eta of the filter. None: 1 - 1/P
+    block_lr: float = 1.0  # zeta: the share of the mean's step that is taken
+    nesterov: bool = True  # false: the classical form
+    warm_start_frames: int = 0  # until so many frames: average every minibatch, without the filter
 
     name: ClassVar[str] = "bmuf"
     paper: ClassVar[str] = "Chen and Huo, ICASSP 2016"

@@ -47,10 +47,10 @@ Outer: TypeAlias = Literal["nesterov", "momentum", "sgd"]
 class DiLoCo(BlockFilter):
     """Local AdamW, outer Nesterov SGD."""
 
-    sync_every: int = 500
-    outer_optimizer: Outer = "nesterov"
-    outer_lr: float = 0.7
-    outer_momentum: float | None = None  # None: 0.9, or 0 with "sgd"
+    sync_every: int = 500  # H: local steps between two outer steps
+    outer_optimizer: Outer = "nesterov"  # or momentum, or sgd
+    outer_lr: float = 0.7  # rate of the outer step
+    outer_momentum: float | None = None  # mu. None: 0.9, or 0 with "sgd"
 
     name: ClassVar[str] = "diloco"
     paper: ClassVar[str] = "Douillard et al. 2023 (arXiv:2311.08105)"

@@ -59,7 +59,7 @@ class RoundState(State):
 class DPSGD(Strategy):
     """Synchronous decentralised SGD."""
 
-    mixing: topology.Rounds = "ring"
+    mixing: topology.Rounds = "ring"  # who averages with whom: see the table above
     mixing_seed: int = 0  # of the random ring; the same on all learners
 
     name: ClassVar[str] = "dpsgd"

@@ -75,9 +75,9 @@ class ElasticState(State):
 class Elastic(Strategy):
     """What both forms share: settings, the local step, the centre as the model."""
 
-    sync_every: int = 4
-    moving_rate: float | None = None  # None: 0.9 / P
-    momentum: float = 0.0
+    sync_every: int = 4  # tau: steps between two exchanges
+    moving_rate: float | None = None  # alpha: the elastic force. None: 0.9 / P
+    momentum: float = 0.0  # delta; above 0: EAMSGD, Nesterov's momentum
 
     def __post_init__(self) -> None:
         require(

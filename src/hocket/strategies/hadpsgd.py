@@ -44,7 +44,7 @@ from hocket.strategies.adpsgd import ADPSGD, Hearsay, RingState
 class HADPSGD(ADPSGD):
     """Allreduce inside nodes, AD-PSGD between them."""
 
-    node_size: int = 2
+    node_size: int = 2  # so many consecutive ranks act as one learner
 
     name: ClassVar[str] = "hadpsgd"
     paper: ClassVar[str] = "Zhang et al., Interspeech 2019 (arXiv:1907.05701)"
