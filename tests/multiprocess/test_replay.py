@@ -93,7 +93,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = [json.loads((tmp_path / x / "metrics.jsonl").read_text().splitlines()[-1]) for x in "ab"]
     assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-5)
     assert main([*again, "--resume"]) == 2
-    assert "--replay begins a run" in capsys.readouterr().err
+    assert "--replay starts a run" in capsys.readouterr().err
 
 
 def test_a_synchronous_record_holds_no_order_of_arrivals(tmp_path: Path) -> None:

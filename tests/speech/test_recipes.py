@@ -128,7 +128,7 @@ def test_a_recipe_makes_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = tmp_path / "task"
     assert recipe_main(recipe, [str(out), "--quiet"]) == 0
     said = capsys.readouterr()
-    assert "another corpus" in said.err
+    assert "this corpus" in said.err
     assert digest(out / "corpus") in said.err
     assert (out / "train.toml").read_text() == recipe.train.read_text()
     same = dataclasses.replace(recipe, frozen=digest(out / "corpus"))

@@ -142,12 +142,12 @@ def test_the_task_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert {outcome.read(path).frames for path in kept} == {2 * 600}
     (tmp_path / "bad.toml").write_text('[strategy]\nname = "bmuf"\n')
     assert main([*ask, "--config", str(tmp_path / "bad.toml")]) == 2
-    assert "[strategy] cannot take effect here" in capsys.readouterr().err
+    assert "[strategy] has no effect here" in capsys.readouterr().err
 
 
 def test_dots_have_doubling_ticks_a_level_and_names() -> None:
     series = charts.Spread("P=4", [(1.0, 0.5, 0.4, 0.6), (8.0, 0.7, 0.7, 0.7)], "#123456")
-    level = charts.Bar("sequential", 0.45, 0.44, 0.46, "#888888")
+    level = charts.Estimate("sequential", 0.45, 0.44, 0.46, "#888888")
     drawn = charts.dots("loss over K", "K", [series], doubling=True, level=level)
     assert all(f">{tick}</text>" in drawn for tick in (1, 2, 4, 8))
     assert ">P=4</text>" in drawn

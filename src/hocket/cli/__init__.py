@@ -1,1 +1,1 @@
-"""The command line, one module per group of commands. May import all; nothing imports it."""
+"""The command line, one module per group of commands. It may import all; nothing imports it."""

@@ -1,4 +1,4 @@
-"""`make demo`: from audio it synthesises to word error rates, alone and with two learners."""
+"""`hocket demo`: from synthesised audio to word error rates, with one learner and with two."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ RUNS = (("sequential", 1), ("kstep", 2))
 
 
 def run(out: Path) -> int:
-    """Speak, prepare, train twice, decode, and compare."""
+    """Synthesise speech, prepare it, train twice, decode, and compare the word error rates."""
     console = Console(soft_wrap=True)
     began = time.monotonic()
 
     def step(text: str) -> None:
         console.print(f"[bold]{text}[/bold]  [dim]({time.monotonic() - began:.0f} s)[/dim]")
 
-    step(f"Speaking {CORPUS.hours:g} hours of digits in noise")
+    step(f"Synthesising {CORPUS.hours:g} hours of spoken digits in noise")
     facts = build(CORPUS, out / "data")
     step("Preparing: features, GMM-HMM, alignment, decoding graph")
     experiment = out / "experiment"
@@ -91,7 +91,7 @@ def _task(experiment: Path) -> SpeechTask:
 
 def _train(experiment: Path, strategy: str, learners: int, out: Path) -> Path:
     folder = out / strategy
-    if (folder / "config.json").exists():  # an earlier demo's run, and nothing else
+    if (folder / "config.json").exists():  # only ever a run of an earlier demo
         shutil.rmtree(folder)
     result: Result = api.train(
         _task(experiment),

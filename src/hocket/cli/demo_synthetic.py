@@ -1,4 +1,4 @@
-"""`hocket demo synthetic`: one learner, two real ones, and a simulated cluster, side by side."""
+"""`hocket demo synthetic`: one learner, two real ones and a simulated cluster compared."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run(out: Path) -> int:
     console = Console()
     floor = TASK.bayes_error("dev")
     console.print(
-        f"Synthetic frames, {TASK.num_classes} overlapping classes. The best any model can do: "
-        f"frame accuracy {1 - floor:.3f} (Bayes).\n"
+        f"Synthetic frames, {TASK.num_classes} overlapping classes. The best possible frame "
+        f"accuracy is {1 - floor:.3f} (Bayes).\n"
     )
     rows: list[tuple[str, str, Result, Result]] = []
     alone = _real("sequential", 1, out)
@@ -49,10 +49,10 @@ def run(out: Path) -> int:
         rows.append((strategy, "slow one", uneven, virtual))
     console.print(_table(rows))
     console.print(
-        "real: learner processes on this machine. simulated: virtual time, hosts\n"
-        "joined by 1 Gbit/s; slow one: one learner takes 4 times as long. Speed-up:\n"
-        "frames/s against one learner of the same world, evaluation left out;\n"
-        f"to {TARGET_LOSS}: the same by the time until the dev loss is that low.\n"
+        "real: processes on this machine. simulated: virtual time, hosts joined by\n"
+        "1 Gbit/s. slow one: simulated, and one learner takes 4 times as long.\n"
+        "speed-up: frames/s compared with one learner of the same world, without\n"
+        f"evaluation. to {TARGET_LOSS}: compared by the time until the dev loss is so low.\n"
         "busy: share of the time spent computing gradients.\n"
         f"Runs, metrics and TensorBoard events: {out}/"
     )
@@ -90,7 +90,7 @@ def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
 
 
 def _cleared(path: Path) -> Path:
-    """Remove an earlier demo's run of the same name, and nothing else."""
+    """Remove the run of an earlier demo; a folder that is no run is left alone."""
     if (path / "config.json").exists():
         shutil.rmtree(path)
     return path

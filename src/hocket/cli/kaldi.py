@@ -1,4 +1,4 @@
-"""`hocket import` and `hocket export`: Kaldi's files in and out. Thin, like `cli.py`."""
+"""`hocket import` and `hocket export`: experiments from and to Kaldi's files."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from typing import Final
 from hocket.errors import ConfigError, HocketError
 
 IMPORT: Final = """\
-Makes an experiment of what a Kaldi GMM system leaves: features and the pdf of every frame.
+Makes an experiment from what a Kaldi GMM system has written: features, and the
+pdf of every frame.
 
-examples (after Kaldi's steps/align_fmllr.sh or the like has written exp/ali and exp/ali_dev):
+example, after steps/align_fmllr.sh (or another script of Kaldi) has written
+exp/ali and exp/ali_dev:
   for d in ali ali_dev; do for f in exp/$d/ali.*.gz; do
-    ali-to-pdf exp/$d/final.mdl "ark:gunzip -c $f|" "ark:|gzip -c > ${f%/*}/pdf.${f##*/ali.}"
+    ali-to-pdf exp/$d/final.mdl "ark:gunzip -c $f|" \\
+        "ark:|gzip -c > ${f%/*}/pdf.${f##*/ali.}"
   done; done
   hocket import --train data/train --train-ali 'exp/ali/pdf.*.gz' \\
       --dev data/dev --dev-ali 'exp/ali_dev/pdf.*.gz' --test data/test \\
-      --num-pdfs $(tree-info exp/tri/tree | awk '/num-pdfs/ {print $2}') --out exp/hocket
+      --num-pdfs $(tree-info exp/tri/tree | awk '/num-pdfs/ {print $2}') \\
+      --out exp/hocket
   hocket train exp/hocket --strategy kstep --learners 4 --out runs/k4
   hocket decode runs/k4 --write-loglikes loglikes.ark --split test
-  latgen-faster-mapped --acoustic-scale=0.1 --word-symbol-table=exp/tri/graph/words.txt \\
-      exp/tri/final.mdl exp/tri/graph/HCLG.fst ark:loglikes.ark 'ark:|gzip -c > lat.1.gz'
+  latgen-faster-mapped --acoustic-scale=0.1 \\
+      --word-symbol-table=exp/tri/graph/words.txt \\
+      exp/tri/final.mdl exp/tri/graph/HCLG.fst \\
+      ark:loglikes.ark 'ark:|gzip -c > lat.1.gz'
 """
 
 EXPORT: Final = """\
-Writes an experiment's features and alignments as Kaldi's archives: OUT/SPLIT/feats.ark, feats.scp,
-pdf.ark.gz, utt2spk, text. `hocket import` reads them back.
+Writes the features and alignments of an experiment as Kaldi's archives:
+feats.ark, feats.scp, pdf.ark.gz, utt2spk and text in DIR/SPLIT. `hocket import`
+reads them back.
 
 example:
   hocket export exp/digits --out kaldi/digits --features mfcc
@@ -39,24 +46,37 @@ def add_import(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     for split in ("train", "dev", "test"):
         needed = split != "test"
-        add(f"--{split}", type=Path, metavar="DIR", required=needed, help="with feats.scp")
+        add(
+            f"--{split}",
+            type=Path,
+            metavar="DIR",
+            required=needed,
+            help="a Kaldi data directory with feats.scp",
+        )
         if needed:
             ali = f"--{split}-ali"
-            add(ali, metavar="FILES", required=True, help="pdf alignments; quote a pattern")
+            add(
+                ali, metavar="FILES", required=True, help="its pdf alignments: a pattern, in quotes"
+            )
     add("--num-pdfs", type=int, required=True, metavar="N", help="outputs of the network")
     add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
-    add("--quiet", action="store_true", help="no progress")
+    add("--quiet", action="store_true", help="show no progress")
 
 
 def add_export(command: argparse.ArgumentParser) -> None:
     """Declare the options of `hocket export`."""
-    command.add_argument("experiment", type=Path, metavar="EXP")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR")
-    command.add_argument("--features", default=None, metavar="KIND", help="default: the first kind")
+    command.add_argument("experiment", type=Path, metavar="EXP", help="made by `hocket prepare`")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    command.add_argument(
+        "--features",
+        default=None,
+        metavar="KIND",
+        help="which features (default: the first kind in EXP)",
+    )
 
 
 def run_import(args: argparse.Namespace) -> int:
-    """Import what Kaldi left."""
+    """Make an experiment from Kaldi's features and alignments."""
     try:
         from hocket.speech.input.kaldi_files import Import, KaldiSplit
     except ImportError as error:
@@ -86,7 +106,7 @@ def _files(pattern: str) -> list[Path]:
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Export an experiment."""
+    """Write an experiment's features and alignments for Kaldi."""
     try:
         from hocket.speech.input.kaldi_files import export
     except ImportError as error:
@@ -98,12 +118,12 @@ def run_export(args: argparse.Namespace) -> int:
     kinds = kinds_in(args.experiment / "features" / "train")
     kind = args.features or task.kind
     if kinds and kind not in kinds:
-        raise ConfigError(f"{args.experiment} has no {kind} features, but {', '.join(kinds)}")
+        raise ConfigError(f"{args.experiment} has no {kind} features; it has {', '.join(kinds)}")
     for split, count in export(args.experiment, args.out, kind).items():
         print(f"{split}: {count:,} utterances in {args.out / split}")
     return 0
 
 
 def missing(error: ImportError) -> HocketError:
-    """Say which extra brings kaldiio."""
+    """Return the error that names the extra to install for kaldiio."""
     return HocketError(f"{error.name} is not installed: pip install 'hocket[kaldi]'")

@@ -1,4 +1,4 @@
-"""The commands that list what there is: strategies and options."""
+"""The commands that list what there is: `hocket strategies` and `hocket options`."""
 
 from __future__ import annotations
 
@@ -6,87 +6,147 @@ import argparse
 import dataclasses
 import json
 import math
-import sys
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from hocket import config
-from hocket.core.strategy import Strategy
+from hocket.cli import method
+from hocket.cli.parsing import Commands, add_command
 from hocket.errors import ConfigError, nearest
 from hocket.strategies import STRATEGIES
+from hocket.support import text
+
+_STRATEGIES: Final = """\
+Lists the parallel methods, or shows one of them in full: its paper, the
+equations of its update, its parameters, its gain, and when to use it.
+
+examples:
+  hocket strategies
+  hocket strategies bmuf
+  hocket strategies --json
+"""
+
+_OPTIONS: Final = """\
+Lists every option with its default and what its value may be, as it stands in
+a TOML file. docs/configuration.md explains them; `hocket strategies NAME` those
+of one method.
+
+examples:
+  hocket options
+  hocket options schedule
+  hocket train synthetic --set schedule.epochs=3 --out runs/three
+"""
+
+_TYPES: Final = {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}
+
+
+def add_commands(commands: Commands) -> None:
+    """Describe both commands to the parser."""
+    methods = add_command(
+        commands, "strategies", "list the parallel methods, or show one", _STRATEGIES
+    )
+    methods.add_argument("name", nargs="?", metavar="NAME", help="show this method in full")
+    methods.add_argument("--json", action="store_true", help="print JSON, for programs")
+    every = add_command(commands, "options", "list every option with its default", _OPTIONS)
+    every.add_argument(
+        "table", nargs="?", metavar="TABLE", help="list this table only, for example schedule"
+    )
+
+
+# ---------------------------------------------------------------------------- strategies
 
 
 def strategies(args: argparse.Namespace) -> int:
     """List the methods, or show one in full."""
-    chosen = STRATEGIES
     if args.name is not None:
-        config.choose(STRATEGIES, {"name": args.name}, "strategy", "")
-        chosen = {args.name: STRATEGIES[args.name]}
+        _check(args.name, STRATEGIES, "strategy")
+    chosen = [STRATEGIES[args.name]] if args.name is not None else list(STRATEGIES.values())
     if args.json:
-        print(json.dumps([describe(c) for c in chosen.values()], indent=1))
-        return 0
-    console = Console()
-    if args.name is not None:
-        print(sys.modules[chosen[args.name].__module__].__doc__)
-    table = Table()
-    for heading in ("strategy", "what it does", "parameters (defaults)", "gain at P", "paper"):
-        table.add_column(heading, overflow="fold")
-    for cls in chosen.values():
-        facts = describe(cls)
-        parameters = ", ".join(f"{p['name']}={p['default']}" for p in facts["parameters"])
-        table.add_row(
-            facts["name"], facts["summary"], parameters or "-", facts["gain"], facts["paper"]
-        )
-    console.print(table)
+        print(json.dumps([method.describe(cls) for cls in chosen], indent=1))
+    elif args.name is not None:
+        print(method.page(chosen[0]))
+    else:
+        _list_strategies()
     return 0
 
 
-def describe(cls: type[Strategy]) -> dict[str, Any]:
-    """Return the facts of one strategy."""
-    default = cls()
-    gain = default.gain(8) if cls.max_learners != 1 else 1.0
-    return {
-        "name": cls.name,
-        "summary": cls.summary,
-        "paper": cls.paper,
-        "synchronous": cls.synchronous,
-        "commits_when": cls.commits_when,
-        "evaluates": cls.evaluates,
-        "max_learners": cls.max_learners,
-        "needs_even_world": cls.needs_even_world,
-        "gain": "1" if gain == 1 else ("1/P" if gain == 1 / 8 else f"{gain:g} at P=8"),
-        "parameters": [
-            {"name": f.name, "type": str(f.type), "default": getattr(default, f.name)}
-            for f in dataclasses.fields(cls)
-        ],
-    }
+def _list_strategies() -> None:
+    column = max(map(len, STRATEGIES)) + 2
+    for cls in STRATEGIES.values():
+        facts = method.describe(cls)
+        pace = "synchronous" if facts["synchronous"] else "asynchronous"
+        names = ", ".join(one["name"] for one in facts["parameters"])
+        about = [
+            facts["summary"],
+            f"{pace}; gain {facts['gain']}; " + (f"set {names}" if names else "nothing to set"),
+            f"Paper: {facts['paper']}",
+        ]
+        print(text.entry(cls.name, about, column) + "\n")
+    for line in text.wrapped(
+        "P: the number of learners. Gain: movement per minibatch relative to sequential SGD at the "
+        "same rate. One method in full: hocket strategies NAME. Use one: hocket train TASK "
+        "--strategy NAME --learners P --out RUN"
+    ):
+        print(line)
+
+
+def _check(name: str, known: Mapping[str, object], what: str) -> None:
+    if name not in known:
+        raise ConfigError(
+            f"{what} {name!r} is not known.{nearest(name, known)} There are: {', '.join(known)}"
+        )
+
+
+# ---------------------------------------------------------------------------- options
 
 
 def options(args: argparse.Namespace) -> int:
-    """List every option with its type and default."""
+    """List every option with its default and what its value may be."""
     tables = config.options()
-    if args.table is not None and args.table not in tables:
-        raise ConfigError(
-            f"table {args.table!r} is not known.{nearest(args.table, tables)} "
-            f"There are: {', '.join(tables)}"
-        )
+    if args.table is not None:
+        _check(args.table, tables, "table")
     for table, kinds in tables.items():
-        if args.table not in (None, table):
-            continue
-        for name, keys in kinds.items():
-            section = name.replace("[[", "[[cluster.") if name.startswith("[[") else f"[{table}]"
-            print(f"\n{section}" + (f'  name = "{name}"' if name and "[" not in name else ""))
-            for key, (kind, default) in keys.items():
-                if dataclasses.is_dataclass(default) or isinstance(default, tuple):
-                    continue  # a table of its own
-                print(f"  {key} = {_shown(default)}  # {kind}")
+        if args.table in (None, table):
+            for name, keys in kinds.items():
+                print(f"\n{_heading(table, name)}")
+                for line in _lines(keys):
+                    print(line)
     return 0
+
+
+def _heading(table: str, name: str) -> str:
+    if name.startswith("[["):
+        return name.replace("[[", f"[[{table}.")
+    return f'[{table}]  name = "{name}"' if name else f"[{table}]"
+
+
+def _lines(keys: Mapping[str, tuple[str, Any]]) -> list[str]:
+    """Write one kind's options as TOML, the types as comments in a column of their own."""
+    settings = {
+        f"  {key} = {_shown(default)}": kind
+        for key, (kind, default) in keys.items()
+        # a table of its own is listed on its own
+        if not dataclasses.is_dataclass(default) and not isinstance(default, tuple)
+    }
+    column = max(map(len, settings), default=0) + 2
+    lines = [] if settings else ["  # nothing to set"]
+    for setting, kind in settings.items():
+        first = setting.ljust(column) + "# "
+        indent = " " * column + "# "
+        lines += text.wrapped(_TYPES.get(kind, kind), first=first, indent=indent)
+    return lines
 
 
 def _shown(default: object) -> str:
     """Write a value as TOML does."""
     if default is None:
         return "(unset)"
+    if default == "(needed)":  # there is no default
+        return "(needed)"
     return "inf" if default == math.inf else json.dumps(default)
+
+
+COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
+    "strategies": strategies,
+    "options": options,
+}

@@ -28,17 +28,17 @@ from hocket.support.parallel import default_jobs
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a task."""
+    """Everything a task is made from; the same recipe makes the same task."""
 
     name: str
     corpus: CorpusOptions
     prepare: PrepareOptions
     train: Path  # a TOML file
-    lm_text: bool = False  # the language model sees the corpus's lm.txt beside the transcripts
-    frozen: str = ""  # digest of the corpus that published figures are of
+    lm_text: bool = False  # train the language model on the corpus's lm.txt, too
+    frozen: str = ""  # digest of the corpus that the published figures were measured on
 
     def make(self, out: Path, *, jobs: int | None = None, show: bool = True) -> Evaluation:
-        """Make the task's folder, or finish it; return how well its GMM-HMM recognises."""
+        """Make the task's folder, or finish it; return the word error rate of its GMM-HMM."""
         jobs = jobs or default_jobs()
         corpus = out / "corpus"
         build(self.corpus, corpus, jobs=jobs, show=show)
@@ -47,24 +47,24 @@ class Recipe:
         if self.lm_text:
             options = dataclasses.replace(options, lm_text=str(corpus / "lm.txt"))
         found = Preparation(corpus, out, options, jobs, show=show).run()
-        config.read(self.train)  # a mistake in it should not be found by the first run
+        config.read(self.train)  # find a mistake in it now, not in the first run
         (out / config.DEFAULTS).write_text(self.train.read_text())
         return found
 
     def _compare(self, corpus: Path) -> None:
-        """Say so if this is not the corpus that published figures are of."""
+        """Warn if this is not the corpus that the published figures were measured on."""
         found = digest(corpus)
         if self.frozen and found != self.frozen:
             print(
-                f"note: this machine spoke another corpus ({found}) than the one the published "
-                f"figures of {self.name!r} are of ({self.frozen}): another espeak-ng, probably. "
-                "Compare runs with each other, not with those figures",
+                f"note: this corpus ({found}) differs from the one ({self.frozen}) that the "
+                f"published figures of {self.name!r} were measured on, probably because of another "
+                "version of espeak-ng. Compare runs with each other, not with those figures",
                 file=sys.stderr,
             )
 
 
 def digest(corpus: Path) -> str:
-    """Return a short name for what is said in a corpus, by whom, and how long it takes."""
+    """Return a short checksum of the words, speakers and durations of a corpus."""
     names = [f"{split}/{table}" for split in ("train", "dev", "test") for table in _TABLES]
     text = "".join((corpus / name).read_text() for name in names)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
@@ -74,14 +74,16 @@ _TABLES = ("text", "utt2spk", "utt2dur", "spk2voice")
 
 
 def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
-    """The command of a recipe."""
+    """Run a recipe from the command line: make its folder and say what to do next."""
     parser = argparse.ArgumentParser(
         description=f"Makes the task of the recipe {recipe.name!r}: a folder for `hocket train`. "
-        "What is there already is kept; an interrupted call goes on where it was.",
+        "Finished steps are kept; after an interruption give the same command again.",
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the task's folder")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="how many processes (default: one per core)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     args = parser.parse_args(argv)
     try:
         found = recipe.make(args.out, jobs=args.jobs, show=not args.quiet)
@@ -89,7 +91,7 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
         print(f"{recipe.name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{recipe.name}: stopped; the same command goes on", file=sys.stderr)
+        print(f"{recipe.name}: stopped; the same command continues", file=sys.stderr)
         return 130
     print(f"{found.system}: {found.split} {found.score}")
     print(f"next: hocket train {args.out} --strategy kstep --learners 2 --out runs/{recipe.name}")

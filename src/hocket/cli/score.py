@@ -1,4 +1,4 @@
-"""`hocket score`: one system's errors, or two systems compared. Thin, like `cli.py`."""
+"""`hocket score`: the errors of one system, or two systems compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE_WORST = 20
 
 @dataclass(frozen=True)
 class System:
-    """What one WHAT holds."""
+    """One system to score: what was said, what it recognised, and who spoke."""
 
     name: str
     refs: Texts
@@ -38,7 +38,7 @@ class System:
     notes: tuple[str, ...] = ()
 
     def score(self) -> Score:
-        """Count."""
+        """Count the errors."""
         return score(self.refs, self.hyps, self.speakers or None, self.unit)
 
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     (system,) = systems
     found = system.score()
     if args.json:
-        _refuse(args, "worst", "html", why=" beside --json")
+        _refuse(args, "worst", "html", why=" together with --json")
         print(json.dumps(_as_json(found), indent=1))
         return 0
     print(f"{system.name}: {found}")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def _refuse(args: argparse.Namespace, *options: str, why: str) -> None:
     for option in options:
         if getattr(args, option):
-            raise ConfigError(f"--{option} cannot take effect{why}")
+            raise ConfigError(f"--{option} has no effect{why}")
 
 
 def _how_many(asked: int | None, default: int) -> int:
@@ -92,8 +92,8 @@ def _open_folder(folder: Path, args: argparse.Namespace) -> System:
     inner = next((folder / d for d in ("decode", "gmm") if (folder / d).is_dir()), None)
     if inner is None:
         raise ConfigError(
-            f"{folder} holds no decoded words: first `hocket decode {folder}` (what was imported "
-            "from Kaldi is decoded there, and its words scored with --ref)"
+            f"{folder} holds no decoded words: first run `hocket decode {folder}` (an experiment "
+            "imported from Kaldi is decoded by Kaldi; score its words with --ref)"
         )
     found = Evaluation.read(inner)
     refs = inner / f"{found.split}.ref"
@@ -125,7 +125,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpeechError(
-            f"{path} cannot be read ({error}): copy it again, or decode anew"
+            f"{path} cannot be read ({error}): copy it again, or decode again"
         ) from None
 
 
@@ -197,11 +197,11 @@ def _write_page(path: Path, system: System, found: Score, how_many: int) -> None
     from hocket.report import mistakes
 
     if system.data is None:
-        raise ConfigError("--html cannot take effect: a file of words says nothing about its audio")
+        raise ConfigError("--html has no effect here: a file of words says nothing about its audio")
     if not system.data.exists():
         raise SpeechError(
-            f"{system.data} is missing, which says where the audio is: was the experiment moved? "
-            "Put it back, or leave --html out"
+            f"{system.data} is missing; it says where the audio is. Was the experiment moved? Put "
+            "it back, or leave --html out"
         )
     rows = {row["id"]: row for row in _read_json(system.data)}
     shown = [
@@ -225,7 +225,7 @@ def _shown(mistake: Mistake, row: dict[str, Any]) -> Any:
 
 
 def _wav(row: dict[str, Any]) -> bytes:
-    """Return the utterance as a wav file of its own."""
+    """Return the audio of one utterance as a wav file."""
     import soundfile
 
     from hocket.speech.input import audio

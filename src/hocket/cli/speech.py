@@ -1,105 +1,111 @@
-"""The commands of the speech side: corpus, prepare, decode, score. Thin, like `cli.py`."""
+"""The commands from audio to word error rate: corpus, prepare, import, export, decode, score."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hocket.cli import kaldi
+from hocket.cli.parsing import Commands, add_command
 from hocket.errors import ConfigError, HocketError
 from hocket.support.parallel import default_jobs
 
 _CORPUS = """\
-Speaks with espeak-ng: many voices, accents, rates and pitches; rooms and noise; train, dev and test
-with different voices and noise, half of the speakers women. The same seed gives the same audio.
-Needs the extra: pip install 'hocket[corpus]'.
+Synthesises speech with espeak-ng: many voices, accents, speaking rates and
+pitches, in rooms and noise. Train, dev and test have different voices and
+noise; half of the speakers are women. The same seed gives the same audio.
+Needs an extra: pip install 'hocket[corpus]'.
 
 examples:
   hocket corpus digits --out data/digits --hours 0.5 --snr 5:20
-  hocket corpus assistant --out data/assistant --hours 1     # set an alarm for half past seven
+  hocket corpus assistant --out data/assistant --hours 1
   hocket corpus digits --out data/clean --hours 0.2 --clean
 
 what comes out:
-  DIR/train DIR/dev DIR/test   Kaldi data directories; phones.ctm holds the phoneme times
+  DIR/train DIR/dev DIR/test   Kaldi data directories; phones.ctm in them holds
+                               the times of the phonemes
   DIR/lexicon.txt              the synthesiser's own pronunciations
-  DIR/lm.txt                   text for a language model (assistant)
+  DIR/lm.txt                   text for a language model (assistant only)
 """
 
 _PREPARE = """\
-From audio to what a network is trained on: features, a lexicon, a GMM-HMM (flat start, monophones,
-tied triphones), an alignment, a decoding graph, and the GMM-HMM's own word error rate.
+Makes from audio what a network is trained on: features, a lexicon, a GMM-HMM
+(flat start, monophones, tied triphones), an alignment and a decoding graph. It
+also prints the word error rate of the GMM-HMM.
 
-DATA holds the folders train, dev and test, or is speech data itself: a Kaldi data directory, lhotse
-cuts, or a plain folder of wav and flac files with NAME.txt beside each (or one transcripts.txt).
-Dev is held out of train if it is missing, and so is test, unless DATA has splits. Each step is kept
-until its input or its options change, so an interrupted or repeated call goes on where it must. Bad
-utterances are left out, counted, and listed in EXP/left_out.txt.
+DATA holds the folders train, dev and test, or it is speech data itself: a Kaldi
+data directory, lhotse cuts, or a plain folder of wav and flac files with
+NAME.txt beside each (or one transcripts.txt). A missing dev is held out of
+train; so is a missing test, unless DATA has splits.
+
+Finished steps are kept until their input or options change: after an
+interruption give the same command again. Bad utterances are left out, counted,
+and listed in EXP/left_out.txt.
 
 examples:
   hocket prepare data/digits --out exp/digits
-  hocket prepare data/mine --out exp/mine --lexicon my_lexicon.txt --senones 1000
+  hocket prepare data/mine --out exp/mine --lexicon my_lexicon.txt \\
+      --senones 1000
 then:
   hocket train exp/digits --strategy kstep --learners 2 --out runs/digits
 """
 
 _DECODE = """\
-Recognises with the network that a run ended with. Acoustic scale and word penalty are tuned on dev
-(the grid is widened until the best lies inside), then the test set is decoded and scored.
+Recognises speech with the trained network of a run. First it tunes the acoustic
+scale and the word penalty on dev (the grid grows until the best value lies
+inside it), then it decodes and scores the test set.
 
 examples:
   hocket decode runs/digits
   hocket decode runs/digits --split dev --beam 15
-  hocket decode runs/digits --write-loglikes out.ark     # for Kaldi's own decoder
+  hocket decode runs/digits --write-loglikes out.ark   # for Kaldi's decoder
 
-writes RUN/decode/test.hyp (Kaldi's text format) and RUN/decode/result.json
+Writes RUN/decode/test.hyp (in Kaldi's text format) and RUN/decode/result.json.
 """
-
 
 _SCORE = """\
-Word error rate with a 95 % bootstrap interval, errors by kind and by speaker; or, of two systems,
-whether one is better (paired bootstrap over the utterances).
+Prints the word error rate with a 95 % bootstrap interval, and the errors by
+kind and by speaker. Given two systems, it tests whether one of them is better
+(paired bootstrap over the utterances).
 
 examples:
-  hocket score runs/digits                               # a decoded run, or a prepared experiment
-  hocket score runs/digits --worst 10                    # ... and where it went wrong
-  hocket score runs/digits --html worst.html             # ... to look at and to listen to
-  hocket score runs/alone runs/four                      # is the second better?
-  hocket score my.hyp --ref data/digits/test/text        # any two files in Kaldi's text format
-  hocket score my.hyp --ref data/digits/test --cer       # ... characters; speakers from utt2spk
+  hocket score runs/digits                    # a decoded run, or an experiment
+  hocket score runs/digits --worst 10         # ... and its worst utterances
+  hocket score runs/digits --html worst.html  # ... on a page, with audio
+  hocket score runs/alone runs/four           # is the second one better?
+
+any two files in Kaldi's text format:
+  hocket score my.hyp --ref data/digits/test/text
+  hocket score my.hyp --ref data/digits/test --cer   # characters; the speakers
+                                                     # come from utt2spk
 """
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Add the speech commands to the parser."""
-    _add_corpus(_command(commands, "corpus", "make a corpus of synthetic speech", _CORPUS))
-    _add_prepare(_command(commands, "prepare", "make an experiment of a corpus", _PREPARE))
-    _add_decode(_command(commands, "decode", "recognise with a trained network", _DECODE))
+    _add_corpus(add_command(commands, "corpus", "make a corpus of synthetic speech", _CORPUS))
+    _add_prepare(add_command(commands, "prepare", "make an experiment from a corpus", _PREPARE))
+    _add_decode(add_command(commands, "decode", "recognise speech with a trained network", _DECODE))
     kaldi.add_import(
-        _command(commands, "import", "make an experiment of Kaldi's files", kaldi.IMPORT)
+        add_command(commands, "import", "make an experiment from Kaldi's files", kaldi.IMPORT)
     )
     kaldi.add_export(
-        _command(commands, "export", "write an experiment as Kaldi's files", kaldi.EXPORT)
+        add_command(commands, "export", "write an experiment as Kaldi's files", kaldi.EXPORT)
     )
-    _add_score(_command(commands, "score", "count word errors, compare systems", _SCORE))
-
-
-def _command(commands: Any, name: str, short: str, text: str) -> argparse.ArgumentParser:
-    added: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=short,
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return added
+    _add_score(add_command(commands, "score", "count word errors, compare systems", _SCORE))
 
 
 def _jobs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--jobs", type=int, metavar="N", default=None, help="processes (default: one per core)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        default=None,
+        help="how many processes (default: one per core)",
     )
-    command.add_argument("--quiet", action="store_true", help="no progress")
+    command.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def _num_jobs(args: argparse.Namespace) -> int:
@@ -109,7 +115,7 @@ def _num_jobs(args: argparse.Namespace) -> int:
 
 
 def needs(error: ImportError) -> HocketError:
-    """Say which extra brings what could not be imported."""
+    """Return the error that names the extra to install for a missing module."""
     extra = "corpus" if error.name in ("espeakng_loader", "scipy") else "speech"
     return HocketError(f"{error.name} is not installed: pip install 'hocket[{extra}]'")
 
@@ -122,20 +128,34 @@ def _add_corpus(command: argparse.ArgumentParser) -> None:
     add(
         "kind",
         metavar="KIND",
-        help="digits (11 words), assistant (sentences of some 1,300 words), mandarin (digits)",
+        help="digits (11 words), assistant (sentences from some 1,300 words), or mandarin (digits)",
     )
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    add("--hours", type=float, default=0.5, metavar="H", help="of training speech (default 0.5)")
+    add(
+        "--hours", type=float, default=0.5, metavar="H", help="training speech (default: 0.5 hours)"
+    )
     add(
         "--held-out-hours",
         type=float,
         metavar="H",
-        help="of dev and of test (default: a tenth of --hours, at least 0.1)",
+        help="dev speech, and as much for test (default: a tenth of --hours, at least 0.1)",
     )
-    add("--snr", default=None, metavar="A:B", help="noise, in dB below speech (default 5:20)")
-    add("--clean", action="store_true", help="neither noise nor rooms")
-    add("--sample-rate", type=int, default=16000, metavar="HZ", help="8000 or 16000 (default)")
-    add("--seed", type=int, default=0, metavar="S", help="another seed, another corpus")
+    add("--snr", default=None, metavar="A:B", help="noise, in dB below the speech (default: 5:20)")
+    add("--clean", action="store_true", help="no noise and no rooms")
+    add(
+        "--sample-rate",
+        type=int,
+        default=16000,
+        metavar="HZ",
+        help="8000 or 16000 (default: 16000)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="another seed gives another corpus (default: 0)",
+    )
     _jobs(command)
 
 
@@ -146,7 +166,7 @@ def _corpus(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise needs(error) from error
     if args.clean and args.snr:
-        raise ConfigError(f"--snr {args.snr} cannot take effect beside --clean: leave one out")
+        raise ConfigError(f"--snr {args.snr} has no effect together with --clean: leave one out")
     options = CorpusOptions(
         kind=args.kind,
         hours=args.hours,
@@ -180,45 +200,56 @@ def _snr(text: str) -> tuple[float, float]:
 
 def _add_prepare(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("data", type=Path, metavar="DATA", help="Kaldi, lhotse, or a plain folder")
+    add("data", type=Path, metavar="DATA", help="a Kaldi, lhotse or plain folder (see above)")
     add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
     add(
         "--lexicon",
         default="cmudict",
         metavar="SOURCE",
-        help="cmudict (espeak-ng fills its gaps), espeak, or a file (default cmudict)",
+        help="cmudict (espeak-ng for words it lacks), espeak, or a file (default: cmudict)",
     )
-    add("--senones", type=int, default=200, metavar="N", help="outputs of the network (200)")
+    add(
+        "--senones",
+        type=int,
+        default=200,
+        metavar="N",
+        help="outputs of the network (default: 200)",
+    )
     add(
         "--features",
         default="fbank",
         metavar="KINDS",
-        help="what networks read, the default first: fbank (default), mfcc, plp, pitch, or "
-        "plp_pitch (13 PLP and pitch with deltas, 42 in all); several with commas",
+        help="input of the networks: fbank, mfcc, plp, pitch or plp_pitch (13 PLP and pitch with "
+        "deltas, 42 in all); several with commas, the one to use by default first (default: fbank)",
     )
-    add("--resample", type=int, metavar="HZ", help="bring all audio to 8000 or 16000 Hz")
-    add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (40)")
+    add("--resample", type=int, metavar="HZ", help="resample all audio to 8000 or 16000 Hz")
+    add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (default: 40)")
     add(
         "--normalisation",
         choices=["speaker", "utterance", "none"],
         default="speaker",
-        help="mean and variance per speaker (default) or utterance, for the GMM-HMM",
+        help="mean and variance for the GMM-HMM, per speaker or utterance (default: speaker)",
     )
     add(
         "--units",
         choices=["word", "character"],
         default="word",
-        help="character: transcripts without spaces; the error rate is then of characters",
+        help="character: for transcripts without spaces; errors are then counted in characters",
     )
-    add("--lm-order", type=int, metavar="N", help="of the n-gram (3)")
-    add("--lm-text", default="", metavar="FILE", help="sentences to add to the transcripts for it")
-    add("--arpa", default="", metavar="FILE", help="a finished n-gram instead")
+    add("--lm-order", type=int, metavar="N", help="order of the n-gram language model (default: 3)")
+    add(
+        "--lm-text",
+        default="",
+        metavar="FILE",
+        help="more sentences for it, besides the transcripts",
+    )
+    add("--arpa", default="", metavar="FILE", help="use this n-gram language model instead")
     add(
         "--held-out",
         type=float,
         default=0.1,
         metavar="SHARE",
-        help="of train, for a split that DATA lacks (0.1)",
+        help="share of train to hold out for a split that DATA lacks (default: 0.1)",
     )
     _jobs(command)
 
@@ -230,7 +261,7 @@ def _prepare(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise needs(error) from error
     if args.arpa and args.lm_order is not None:
-        raise ConfigError(f"--lm-order cannot take effect: {args.arpa} has its own; leave it out")
+        raise ConfigError(f"--lm-order has no effect: {args.arpa} has its own order; leave it out")
     options = PrepareOptions(
         lexicon=args.lexicon,
         features=tuple(args.features.split(",")),
@@ -256,21 +287,26 @@ def _prepare(args: argparse.Namespace) -> int:
 def _add_decode(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("run", type=Path, metavar="RUN", help="a run directory of `hocket train EXP`")
-    add("--split", choices=["dev", "test"], help="what to decode (default: test if there is one)")
-    add("--beam", type=float, metavar="X", help="wider is slower and surer (10)")
+    add("--split", choices=["dev", "test"], help="what to decode (default: test, if there is one)")
+    add(
+        "--beam",
+        type=float,
+        metavar="X",
+        help="a wider beam is slower and misses less (default: 10)",
+    )
     add(
         "--write-loglikes",
         type=Path,
         metavar="ARK",
-        help="write log-likelihoods for Kaldi's latgen-faster-mapped instead of decoding",
+        help="do not decode; write log-likelihoods for Kaldi's latgen-faster-mapped",
     )
-    add("--max-active", type=int, metavar="N", help="paths kept per frame (2000)")
+    add("--max-active", type=int, metavar="N", help="paths kept per frame (default: 2000)")
     add(
         "--priors",
         choices=["alignment", "posterior"],
         default="alignment",
-        help="of senones: their shares of the training frames (default), or the network's own mean "
-        "posterior on 20,000 of them (Kaldi)",
+        help="priors of the senones: their shares of the training frames (default), or the "
+        "network's mean posterior on 20,000 of these frames, as in Kaldi",
     )
     _jobs(command)
 
@@ -285,7 +321,7 @@ def _decode(args: argparse.Namespace) -> int:
         for option in ("beam", "max_active", "jobs"):
             if getattr(args, option) is not None:
                 raise ConfigError(
-                    f"--{option.replace('_', '-')} cannot take effect beside --write-loglikes: "
+                    f"--{option.replace('_', '-')} has no effect together with --write-loglikes: "
                     "nothing is decoded"
                 )
         return _write_loglikes(args)
@@ -301,7 +337,7 @@ def _decode(args: argparse.Namespace) -> int:
     print(
         f"tuned on dev: acoustic scale {found.setting.scale:.3g}, word penalty "
         f"{found.setting.penalty:g}"
-        + ("" if found.inside else " (at the edge of the grid: something is odd with this model)")
+        + ("" if found.inside else " (at the edge of the grid: something is wrong with this model)")
     )
     print(f"dev {found.dev}")
     if found.split != "dev":
@@ -325,12 +361,23 @@ def _write_loglikes(args: argparse.Namespace) -> int:
 
 def _add_score(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("what", type=Path, nargs="+", metavar="WHAT", help="decoded runs, experiments, .hyp files")
-    add("--ref", type=Path, metavar="TEXT", help="the reference, if WHAT is a file")
-    add("--cer", action="store_true", help="count characters, not words (files only)")
+    add(
+        "what",
+        type=Path,
+        nargs="+",
+        metavar="WHAT",
+        help="one or two decoded runs, experiments or .hyp files",
+    )
+    add("--ref", type=Path, metavar="TEXT", help="the reference (needed if WHAT is a file)")
+    add("--cer", action="store_true", help="count characters instead of words (files only)")
     add("--worst", type=int, metavar="N", help="show the N utterances with the most errors")
-    add("--html", type=Path, metavar="PAGE", help="a page of the worst ones with audio players")
-    add("--json", action="store_true", help="for programs")
+    add(
+        "--html",
+        type=Path,
+        metavar="PAGE",
+        help="write a page of the worst utterances, with audio players",
+    )
+    add("--json", action="store_true", help="print JSON, for programs")
 
 
 def _score(args: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""What runs came to, to be looked at: charts and one self-contained HTML page."""
+"""Results of runs as pictures: charts, and HTML pages that are one file each."""

@@ -34,8 +34,8 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One bar with its interval."""
+class Estimate:
+    """A measured value with its interval: drawn as a bar (`bars`) or as a level (`dots`)."""
 
     name: str
     value: float
@@ -46,7 +46,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A learner was busy with something for a while."""
+    """What one learner did between two times: computing, communicating or evaluating."""
 
     lane: str
     kind: str
@@ -55,7 +55,7 @@ class Stretch:
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Return round numbers that span a range."""
+    """Return about `wanted` round numbers in a range, to label an axis with."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -74,7 +74,7 @@ def _number(value: float) -> str:
 
 
 class _Frame:
-    """Axes of a chart, and where a value lies on them."""
+    """The axes of a chart: turns values into positions in the drawing."""
 
     def __init__(self, xs: tuple[float, float], ys: tuple[float, float], width: int, height: int):
         self.x0, self.x1 = xs
@@ -136,9 +136,9 @@ def lines(
     percent: bool = False,
     key: bool = False,
 ) -> str:
-    """Draw curves; a point's numbers show when the pointer rests on it.
+    """Draw curves; the numbers of a point are shown while the pointer rests on it.
 
-    `key`: name the curves in the upper right corner, where falling ones leave room.
+    `key`: write the names of the curves in the upper right corner, which falling curves leave free.
     """
     points = [p for s in series for p in s.points if all(math.isfinite(v) for v in p)]
     if not points:
@@ -175,9 +175,9 @@ def dots(
     series: Sequence[Spread],
     *,
     doubling: bool = False,
-    level: Bar | None = None,
+    level: Estimate | None = None,
 ) -> str:
-    """Draw means with whiskers over a setting; `level` is a baseline with its own interval.
+    """Draw means with whiskers over a setting; `level` is a baseline with its interval.
 
     With `doubling` every tick is twice the one before, as for K = 1, 2, 4, ...
     """
@@ -202,7 +202,7 @@ def dots(
     return _svg(title, WIDTH, HEIGHT, parts)
 
 
-def _band(frame: _Frame, level: Bar) -> str:
+def _band(frame: _Frame, level: Estimate) -> str:
     top, bottom, y = frame.y(level.high), frame.y(level.low), frame.y(level.value)
     right = frame.width - RIGHT
     return (
@@ -226,7 +226,7 @@ def _spread(frame: _Frame, s: Spread, points: Sequence[tuple[float, ...]]) -> li
     if not points:
         return []
     x, y, *_ = max(points)
-    lift = -8 if len(points) > 1 else 18  # a lone point lies on another's line more often than not
+    lift = -8 if len(points) > 1 else 18  # a single point often lies on the line of another series
     parts.append(
         f'<text class="tick" x="{frame.x(x):.1f}" y="{frame.y(y) + lift:.1f}" text-anchor="end" '
         f'style="fill:{s.colour}">{escape(s.name)}</text>'
@@ -234,7 +234,7 @@ def _spread(frame: _Frame, s: Spread, points: Sequence[tuple[float, ...]]) -> li
     return parts
 
 
-def bars(title: str, rows: Sequence[Bar]) -> str:
+def bars(title: str, rows: Sequence[Estimate]) -> str:
     """Draw percentages as horizontal bars with whiskers."""
     left, step = 210, 34
     width, height = 2 * WIDTH, TOP + BOTTOM + step * len(rows)
@@ -268,7 +268,7 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
 def timeline(
     title: str, stretches: Sequence[Stretch], start: float, end: float, colours: dict[str, str]
 ) -> str:
-    """Draw what each lane was doing between two times; what is not drawn is waiting."""
+    """Draw what each lane did between two times; a gap means that it waited."""
     lanes = sorted({s.lane for s in stretches}, key=lambda lane: (len(lane), lane))
     step = 30
     width, height = 2 * WIDTH, TOP + BOTTOM + step * len(lanes)
@@ -294,7 +294,7 @@ def timeline(
 def shares(
     title: str, stretches: Sequence[Stretch], end: float, colours: dict[str, str], bins: int = 200
 ) -> str:
-    """Draw, for each lane, which share of every moment went where; what is left is waiting."""
+    """Draw how each lane divided its time, moment by moment; the rest is waiting."""
     lanes = sorted({s.lane for s in stretches}, key=lambda lane: (len(lane), lane))
     step, tall = 44, 36
     width, height = 2 * WIDTH, TOP + BOTTOM + step * len(lanes)
@@ -325,7 +325,7 @@ def shares(
 
 
 def _binned(stretches: Sequence[Stretch], end: float, bins: int) -> list[float]:
-    """Return the share of each of `bins` equal moments that the stretches cover."""
+    """Divide the time into `bins` equal parts; return which share of each the stretches cover."""
     filled = [0.0] * bins
     size = end / bins
     for s in stretches:

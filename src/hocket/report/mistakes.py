@@ -1,6 +1,6 @@
-"""One HTML page of a decoding: what was misheard, to be looked at and listened to.
+"""One HTML page about a decoding: what was recognised wrongly, to look at and to listen to.
 
-Everything is inside the file, the audio too.
+The file holds everything, also the audio.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEY = (
 
 @dataclass(frozen=True)
 class Shown:
-    """One utterance of the page."""
+    """One utterance as the page shows it."""
 
     name: str
     facts: str  # speaker, errors, ...
@@ -42,7 +42,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Share:
-    """A row of the table of errors by speaker."""
+    """One row of the table of errors by speaker."""
 
     who: str
     words: int
@@ -56,7 +56,7 @@ def write_page(
     speakers: Sequence[Share],
     shown: Sequence[Shown],
 ) -> None:
-    """Write the page."""
+    """Write the page: the summary, the worst utterances with their audio, the speakers."""
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="note">{escape(line)}</p>' for line in summary),

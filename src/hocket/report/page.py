@@ -1,6 +1,6 @@
 """One HTML page of several runs: the table, curves, word error rates, timelines.
 
-Everything is inside the file (style, drawings, numbers): it can be mailed, or kept beside a paper.
+The file holds everything (style, drawings, numbers), so it can be mailed or archived as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from hocket.report import charts
-from hocket.report.charts import COLOURS, Bar, Series
+from hocket.report.charts import COLOURS, Estimate, Series
 from hocket.report.runs import COMMUNICATE, COMPUTE, EVALUATE, Point, RunRecord, WordErrors
 
 KINDS: Final = {COMPUTE: "#3a8f5c", COMMUNICATE: "#d1622b", EVALUATE: "#8a5bb0"}
@@ -48,7 +48,7 @@ def write_page(
     target_loss: float | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write the page; the first run is the one that others are compared with."""
+    """Write the page; the other runs are compared with the first."""
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
@@ -66,7 +66,7 @@ def write_page(
 
 
 def document(title: str, body: str, more_style: str = "") -> str:
-    """Return a whole page in the house's style."""
+    """Return a complete HTML page in the style that all pages share."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -76,7 +76,7 @@ def document(title: str, body: str, more_style: str = "") -> str:
 
 
 def headings(target_loss: float | None) -> list[str]:
-    """Return the table's columns, for the page and the terminal alike."""
+    """Return the headings of the table; the page and the terminal show the same."""
     reached = [f"to {target_loss:g}"] if target_loss is not None else []
     return ["strategy", "P", "time", "speed-up", *reached, "dev loss", "acc.", "WER"]
 
@@ -84,7 +84,7 @@ def headings(target_loss: float | None) -> list[str]:
 def rows(
     runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float | None
 ) -> list[list[str]]:
-    """Return the table's cells: one row a run, and the GMM-HMM's."""
+    """Return the cells of the table: one row per run, then one for the GMM-HMM."""
     found = []
     for run in runs:
         base = runs[0]
@@ -124,8 +124,8 @@ def _table(runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float
     )
     return (
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        '<p class="note">P learners. Time is the wall time of training; evaluation and checkpoints '
-        "are left out. Speed-up is frames per second against the first row"
+        '<p class="note">P learners. Time is the wall time of training, without evaluation and '
+        "checkpoints. Speed-up is frames per second against the first row"
         + (
             f"; the column after it compares the time until the dev loss is {target_loss:g}"
             if target_loss is not None
@@ -138,7 +138,7 @@ def _table(runs: Sequence[RunRecord], gmm: WordErrors | None, target_loss: float
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Return the key to some colours."""
+    """Return a line that says which colour stands for what."""
     keys = "".join(
         f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
         for name, colour in entries
@@ -175,7 +175,7 @@ def _curves(runs: Sequence[RunRecord]) -> str:
 
 
 def _apart(runs: Sequence[RunRecord]) -> str:
-    """Draw how far the learners' models were apart, and how stale gradients, where they were."""
+    """Draw how far apart the learners' models were and how stale gradients were, if recorded."""
 
     def chart(title: str, of: Callable[[Point], float | None]) -> str:
         series = []
@@ -187,17 +187,19 @@ def _apart(runs: Sequence[RunRecord]) -> str:
 
     drawn = chart("distance from consensus, relative to the mean", lambda p: p.consensus)
     drawn += chart("staleness: mixes while a gradient is computed", lambda p: p.staleness)
-    return f"<h2>Models apart</h2>{drawn}" if drawn else ""
+    return f"<h2>How far models are apart</h2>{drawn}" if drawn else ""
 
 
 def _word_errors(runs: Sequence[RunRecord], gmm: WordErrors | None) -> str:
     found = [
-        Bar(run.name, run.errors.rate, run.errors.low, run.errors.high, COLOURS[n % len(COLOURS)])
+        Estimate(
+            run.name, run.errors.rate, run.errors.low, run.errors.high, COLOURS[n % len(COLOURS)]
+        )
         for n, run in enumerate(runs)
         if run.errors is not None
     ]
     if gmm is not None:
-        found.append(Bar("GMM-HMM (max. likelihood)", gmm.rate, gmm.low, gmm.high, GMM_COLOUR))
+        found.append(Estimate("GMM-HMM (max. likelihood)", gmm.rate, gmm.low, gmm.high, GMM_COLOUR))
     if not found:
         return ""
     return "<h2>Word error rate</h2>" + charts.bars(
@@ -216,7 +218,7 @@ def _timelines(runs: Sequence[RunRecord]) -> str:
             steps = [s.end - s.start for s in run.stretches if s.kind == COMPUTE]
             wide = min(end, ZOOM_MINIBATCHES * median(steps))
             start = _undisturbed(run, wide, end)
-            close = f"{run.name}: {wide:.2g} s from the middle, minibatch by minibatch"
+            close = f"{run.name}: {wide:.2g} s from the middle of the run, minibatch by minibatch"
             parts.append(charts.timeline(close, run.stretches, start, start + wide, KINDS))
     if not parts:
         return ""
@@ -225,7 +227,7 @@ def _timelines(runs: Sequence[RunRecord]) -> str:
 
 
 def _undisturbed(run: RunRecord, wide: float, end: float) -> float:
-    """Return the first moment after half-time from which only training goes on for a while."""
+    """Return the first time in the second half from which training is not interrupted."""
     start = 0.5 * end
     for s in sorted(run.stretches, key=lambda s: s.start):
         if s.kind == EVALUATE and s.start < start + wide and s.end > start:

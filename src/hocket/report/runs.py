@@ -1,4 +1,4 @@
-"""Reading back what runs left: curves, timelines, word error rates."""
+"""Reading what runs have written: curves, timelines, word error rates."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ COMPUTE, COMMUNICATE, EVALUATE = "compute", "communicate", "evaluate"
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation."""
+    """The scores of one evaluation, and when it was made."""
 
     train_s: float
     frames: int
     loss: float
     accuracy: float
     consensus: float | None = None  # how far models are apart, relative to their mean
-    staleness: float | None = None  # of gradients
+    staleness: float | None = None  # of the gradients since the last evaluation
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class WordErrors:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the page tells of one run."""
+    """What the page shows of one run."""
 
     name: str
     path: Path
@@ -49,24 +49,26 @@ class RunRecord:
 
     @property
     def frames_per_s(self) -> float:
-        """Throughput, evaluation left out."""
+        """Frames per second of training; evaluation is not counted."""
         return float(self.summary["frames_per_s"])
 
     def time_to(self, loss: float) -> float | None:
-        """Return the training time until the dev loss was first this low."""
+        """Return the training time until the dev loss first reached `loss`; None: it never did."""
         return next((p.train_s for p in self.points if p.loss <= loss), None)
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run directory; it must have ended."""
+    """Read the directory of a finished run."""
     try:
         config = json.loads((path / "config.json").read_text())
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no run directory that can be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read as a run directory: {error}") from error
     summary = next((row for row in reversed(rows) if row["event"] == "summary"), None)
     if summary is None:
-        raise ConfigError(f"{path} has not ended yet: finish it with --resume --out {path}")
+        raise ConfigError(
+            f"the run in {path} is not finished: finish it with --resume --out {path}"
+        )
     points = [
         Point(
             row["train_s"],
@@ -86,7 +88,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def read_errors(path: Path) -> WordErrors | None:
-    """Read a decoded result, if there is one."""
+    """Read the word error rate of a decoded run; None if it was not decoded."""
     if not path.exists():
         return None
     score = json.loads(path.read_text())["score"]
@@ -96,7 +98,7 @@ def read_errors(path: Path) -> WordErrors | None:
 
 
 def _stretches(path: Path) -> list[Stretch]:
-    """Read the trace, if one was kept; instants and draws are left out."""
+    """Read the trace, if the run wrote one; draws and events without duration are left out."""
     found = []
     for file in sorted(path.glob("trace*.jsonl")):
         for line in file.read_text().splitlines():

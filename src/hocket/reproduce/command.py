@@ -19,6 +19,7 @@ from hocket.reproduce import all_claims, execute, find, writing
 from hocket.reproduce.claim import Bench, Claim, Run, Scale
 from hocket.reproduce.tasks import LR, SIZES, Size
 from hocket.reproduce.writing import Report
+from hocket.support import text
 from hocket.support.parallel import default_jobs
 from hocket.support.progress import progress
 
@@ -27,14 +28,15 @@ UNFINISHED: Final = 3  # exit status: runs are missing, call again
 _EXAMPLES = """\
 examples:
   hocket reproduce --list
-  hocket reproduce k-sweep --quick             # at most 3 minutes, for orientation
-  hocket reproduce k-sweep                     # the real thing: hundreds of runs
-  hocket reproduce k-sweep --task exp/sweep    # the same claim on a prepared speech experiment
+  hocket reproduce k-sweep --quick             # at most 3 minutes, a first look
+  hocket reproduce k-sweep                     # in full: hundreds of runs
+  hocket reproduce k-sweep --task exp/sweep    # ... on a prepared experiment
 
-Runs are kept under OUT/cache by configuration and code version. A call that is interrupted, or
-reaches its limit of minutes, is taken up by the same command. The page with the plots is
-OUT/NAME.html; the full form also writes docs/results/NAME.md where there is a folder docs. With
---task, the folder's name is added: NAME-sweep.html.
+Finished runs are kept under OUT/cache, by configuration and code version. After
+an interruption, or when the limit of minutes is reached, give the same command
+again: it continues. The page with the plots is OUT/NAME.html. The full form
+also writes docs/results/NAME.md, if there is a folder named docs. With --task,
+the folder's name is added: NAME-sweep.html.
 """
 
 
@@ -43,8 +45,8 @@ def add_command(commands: Any) -> None:
     command = commands.add_parser(
         "reproduce",
         help="try a published claim: runs, table, verdict",
-        description="Try a published claim and print the verdict: holds, does not hold, or "
-        "inconclusive, with intervals.",
+        description="Try a published claim and print the verdict, with intervals: holds, does\n"
+        "not hold, or inconclusive.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,16 +54,41 @@ def add_command(commands: Any) -> None:
     add("name", nargs="?", metavar="NAME", help="the claim (see --list)")
     add("--list", action="store_true", help="list the claims")
     size = command.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="small task, 2 seeds: minutes")
-    size.add_argument("--smoke", action="store_true", help="tiny, no verdict: does it run at all?")
+    size.add_argument("--quick", action="store_true", help="small task, 2 seeds: takes minutes")
+    size.add_argument(
+        "--smoke", action="store_true", help="tiny task, no verdict: only checks that it runs"
+    )
     add("--task", metavar="DIR", help="a folder made by `hocket prepare`, or 'synthetic'")
-    add("--config", type=Path, metavar="FILE", help="TOML: [task] [model], optimizer.lr, epochs")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with [task], [model], the rate and the epochs",
+    )
     add("--lr", type=float, metavar="X", help="a good sequential rate for that task")
     add("--epochs", type=int, metavar="N", help="epochs of every run")
-    add("--seeds", type=int, metavar="N", help="seeds of every arm (3; 2 if quick)")
-    add("--out", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="%(default)s")
-    add("--jobs", type=int, default=default_jobs(), metavar="N", help="runs at once (%(default)s)")
-    add("--minutes", type=float, default=60.0, metavar="M", help="begin no run after (%(default)s)")
+    add("--seeds", type=int, metavar="N", help="seeds per setting (default: 3; 2 with --quick)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("runs/reproduce"),
+        metavar="DIR",
+        help="default: %(default)s",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=default_jobs(),
+        metavar="N",
+        help="runs at a time (default: %(default)s)",
+    )
+    add(
+        "--minutes",
+        type=float,
+        default=60.0,
+        metavar="M",
+        help="start no run after M minutes (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list() -> None:
-    table = Table()
-    for heading in ("name", "claim", "paper"):
-        table.add_column(heading, overflow="fold")
-    for claim in all_claims().values():
-        table.add_row(claim.name, claim.claim, claim.paper)
-    Console().print(table)
+    """Print each claim's name, and beside it what is claimed and by whom."""
+    claims = all_claims()
+    column = max(map(len, claims)) + 2
+    for claim in claims.values():
+        print(text.entry(claim.name, [f"{claim.claim}.", f"Paper: {claim.paper}"], column) + "\n")
+    print("Try one: hocket reproduce NAME --quick")
 
 
 # ---------------------------------------------------------------------------- the bench
@@ -122,7 +149,7 @@ def _with_task(bench: Bench, size: Size, args: argparse.Namespace) -> Bench:
     for name in given:
         require(
             name in ("task", "model", "optimizer", "schedule"),
-            f"--config: [{name}] cannot take effect here: the claim decides it",
+            f"--config: [{name}] has no effect here: the claim decides it",
         )
     tables = config.defaults(args.task) if args.task is not None else {}
     config.merge(tables, given)
@@ -147,10 +174,10 @@ def _execute(claim: Claim, runs: Sequence[Run], args: argparse.Namespace) -> int
     unique = list({execute.folder(store, r): r for r in planned}.values())
     ahead = [r for r in unique if execute.known(store, r) is None]
     known = len(unique) - len(ahead)
-    text = f"{claim.name}: {len(unique)} runs" + (f", {known} of them known" if known else "")
+    plan = f"{claim.name}: {len(unique)} runs" + (f", {known} of them known" if known else "")
     if ahead:
-        text += f"; about {_duration(execute.expected_s(ahead, args.jobs))} on this machine"
-    print(text, file=sys.stderr, flush=True)
+        plan += f"; about {_duration(execute.expected_s(ahead, args.jobs))} on this machine"
+    print(plan, file=sys.stderr, flush=True)
     with progress(claim.name, len(ahead), unit="runs", wanted=bool(ahead)) as advance:
         return execute.execute(
             runs, store, jobs=args.jobs, limit_s=60 * args.minutes, advance=advance
@@ -212,15 +239,15 @@ def _write(report: Report, args: argparse.Namespace) -> None:
 
 def _record(report: Report, results: Path, name: str) -> list[Path]:
     """Write the page for docs/results and its plots."""
-    text, files = writing.markdown(report), []
+    markdown, files = writing.markdown(report), []
     drawn = report.claim.plots(report.found, report.bench)
     if report.claim.keeps_curves:
         drawn += writing.all_curves(report)
     for number, svg in enumerate(drawn, 1):
         plot = results / f"{name}-{number}.svg"
         plot.write_text(writing.standalone(svg))
-        text += f"\n![]({plot.name})\n"
+        markdown += f"\n![]({plot.name})\n"
         files.append(plot)
     page = results / f"{name}.md"
-    page.write_text(text)
+    page.write_text(markdown)
     return [page, *files]

@@ -31,6 +31,10 @@ Limits: stalls are seen at evaluations only, so `stall` (5 %) belongs together w
 between them (`runtime.evaluate_every`): a quarter of an epoch in our experiments. `accept` costs an
 evaluation per average, which counts as training time. There is no held-out data under
 `hocket.attach`.
+
+When to use it: when K-AVG saves traffic but ends at too high a loss, and you do not know the right
+K. In our runs a smaller fixed K (`kstep`) was the cheaper way to a lower loss; this one is for
+studying the adaptive measures.
 """
 
 from __future__ import annotations
@@ -64,14 +68,14 @@ class AdaptiveState(State):
 class AdaptiveKStep(Averaging):
     """K-AVG with K and the rate led by the held-out loss."""
 
-    sync_every: int = 32
-    min_sync_every: int = 1
-    shrink_sync: bool = True
-    shrink_rate: bool = False
-    rate_factor: float = 0.5
-    accept: bool = False
-    stall: float = 0.05
-    tolerance: float = 0.02
+    sync_every: int = 32  # K at the beginning
+    min_sync_every: int = 1  # the smallest K
+    shrink_sync: bool = True  # halve K when the dev loss stalls
+    shrink_rate: bool = False  # multiply the local rate by `rate_factor` at a stall
+    rate_factor: float = 0.5  # what `shrink_rate` multiplies the rate by
+    accept: bool = False  # score every average before it is taken; reject a worse one
+    stall: float = 0.05  # a stall: the dev loss improves by less than this share per evaluation
+    tolerance: float = 0.02  # `accept`: an average may be worse by this share
 
     name: ClassVar[str] = "adaptive-kstep"
     paper: ClassVar[str] = "Cong et al., MLHPC 2017 (measures: candidates of ours)"

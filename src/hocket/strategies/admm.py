@@ -33,6 +33,9 @@ warm-started. Means are not weighted by frames: only so do the multipliers sum t
 Limits: non-convex problems have no guarantee. gamma rho must stay well below 1. Momentum in the
 inner steps carries the old pull over to the next round. Multipliers are not reset when the rate
 drops.
+
+When to use it: to study the method, or to compare with it. Learners that average (`averaging`,
+`bmuf`) reached a lower loss in our runs, and with 16 learners this one diverged.
 """
 
 from __future__ import annotations
@@ -68,9 +71,9 @@ class ConsensusState(State):
 class ADMM(Strategy):
     """Inexact consensus ADMM with residual balancing."""
 
-    sync_every: int = 16
-    rho: float = 0.05
-    balance: bool = True
+    sync_every: int = 16  # K: steps of the inner minimisation
+    rho: float = 0.05  # the penalty at the beginning
+    balance: bool = True  # double or halve rho when one residual is 10 times the other
 
     name: ClassVar[str] = "admm"
     paper: ClassVar[str] = "Boyd et al. 2011; Yu and Deng 2015, section 7.1.3"

@@ -37,6 +37,10 @@ throws its gradient away (its items return to the pool) and begins anew from its
 
 Limits: one's own momentum is never mixed; evaluation averages all models, which is the one time all
 learners meet. Two active learners never mix directly.
+
+When to use it: when learners differ in speed or are slowed down at times, or the network is slow:
+no learner waits for another. With equal learners and a fast network, `allreduce` reached a lower
+loss on the same data in our runs.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ class Hearsay:
 class ADPSGD(Strategy):
     """Asynchronous decentralised SGD on a fixed or random ring."""
 
-    ring: Literal["fixed", "random"] = "random"
+    ring: Literal["fixed", "random"] = "random"  # partners: the two neighbours, or any
     partner_timeout_s: float = 5.0  # an exchange that takes longer is left out
 
     name: ClassVar[str] = "adpsgd"

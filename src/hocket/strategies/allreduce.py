@@ -19,6 +19,10 @@ apply the same mean to the same model.
 Differences from the paper: no backup workers; the mean is weighted by frames, so that unequal items
 count as they would in one large minibatch.
 Limits: every step waits for the slowest learner.
+
+When to use it: first, whenever learners are equally fast and the network is fast enough for one
+gradient per minibatch. It has no parameters to tune, and in our runs it reached a lower loss with
+large batches than the rings.
 """
 
 from __future__ import annotations

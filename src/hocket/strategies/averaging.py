@@ -21,6 +21,10 @@ Differences from the papers: no pre-training and no natural gradient here (Su an
 both help averaging; natural gradient is a matter of the worker). Kaldi leaves jobs with a poor
 objective out of the mean and does not average at all at first; that is not done here.
 Limits: as `kstep`. The sheer average converges more slowly with more learners; see `bmuf`.
+
+When to use it: when the network is too slow for an exchange per minibatch, and you want the
+simplest method with few exchanges. With few learners `bmuf` reached a lower loss with the same
+traffic in our runs.
 """
 
 from __future__ import annotations

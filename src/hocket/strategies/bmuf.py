@@ -34,6 +34,9 @@ sequential rate. After a loss eta follows the number of learners left.
 Limits: eta close to 1 needs many blocks, or the last blocks' momentum is never delivered (about
 1/(1 - eta) = P blocks). Local momentum is forgotten after each block, as carrying it over often
 diverges; keep it at 0.9 or below. A schedule that drops the rate leaves Delta at its old scale.
+
+When to use it: when the network is too slow for an exchange per minibatch, and you want to keep the
+rate and the schedule of the sequential run. The run must be long: about P^2 blocks or more.
 """
 
 from __future__ import annotations
@@ -51,10 +54,10 @@ from hocket.strategies.periodic import BlockFilter, BlockState, LocalMomentum
 class BMUF(BlockFilter):
     """K local steps, then a filtered average."""
 
-    block_momentum: float | None = None  # None: 1 - 1/P
-    block_lr: float = 1.0
-    nesterov: bool = True
-    warm_start_frames: int = 0
+    block_momentum: float | None = None  # eta of the filter. None: 1 - 1/P
+    block_lr: float = 1.0  # zeta: the share of the mean's step that is taken
+    nesterov: bool = True  # false: the classical form
+    warm_start_frames: int = 0  # until so many frames: average every minibatch, without the filter
 
     name: ClassVar[str] = "bmuf"
     paper: ClassVar[str] = "Chen and Huo, ICASSP 2016"

@@ -23,6 +23,10 @@ text does not rule it out.
 Differences from the paper: a mean counts every learner alike, also one with a shorter minibatch.
 Limits: synchronous in its pace; a slow learner slows everybody. Communication is free as long as it
 is faster than a gradient.
+
+When to use it: when learners are equally fast, and the average takes about as long as a gradient:
+communication is hidden behind computation. A slow learner still slows down all (`adpsgd` does not
+wait).
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ multiplies the mean's movement by 0.7 / (1 - 0.9) = 7, whatever the number of le
 Differences from the paper: the mean is weighted by frames. The paper evaluates theta, as here; the
 Nesterov look-ahead is part of it, as in torch's SGD (`bmuf` evaluates the point behind it).
 Limits: the outer momentum needs many rounds; H = 500 is for long runs.
+
+When to use it: when learners are joined by a very slow network (sites far apart), the run is long,
+and AdamW is the optimizer.
 """
 
 from __future__ import annotations
@@ -44,10 +47,10 @@ Outer: TypeAlias = Literal["nesterov", "momentum", "sgd"]
 class DiLoCo(BlockFilter):
     """Local AdamW, outer Nesterov SGD."""
 
-    sync_every: int = 500
-    outer_optimizer: Outer = "nesterov"
-    outer_lr: float = 0.7
-    outer_momentum: float | None = None  # None: 0.9, or 0 with "sgd"
+    sync_every: int = 500  # H: local steps between two outer steps
+    outer_optimizer: Outer = "nesterov"  # or momentum, or sgd
+    outer_lr: float = 0.7  # rate of the outer step
+    outer_momentum: float | None = None  # mu. None: 0.9, or 0 with "sgd"
 
     name: ClassVar[str] = "diloco"
     paper: ClassVar[str] = "Douillard et al. 2023 (arXiv:2311.08105)"

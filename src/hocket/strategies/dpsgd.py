@@ -28,6 +28,9 @@ A lost learner's weight falls to whoever waited for it; from the next round on t
 drawn up among the living.
 
 Limits: the fixed ring mixes the more slowly the longer it is (`hocket.core.topology`).
+
+When to use it: to study which neighbours should be averaged, or as the synchronous counterpart of
+`adpsgd`. For speed alone use `allreduce` or `adpsgd`.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class RoundState(State):
 class DPSGD(Strategy):
     """Synchronous decentralised SGD."""
 
-    mixing: topology.Rounds = "ring"
+    mixing: topology.Rounds = "ring"  # who averages with whom: see the table above
     mixing_seed: int = 0  # of the random ring; the same on all learners
 
     name: ClassVar[str] = "dpsgd"

@@ -36,6 +36,10 @@ Differences from the paper: learners draw from one pool. The asynchronous exchan
 the paper's learner pulls c and pushes e in two messages. The paper evaluates c, as here.
 Limits: a large tau with a large rate lets learners settle in different basins. The velocity of (4)
 is the strategy's, so EAMSGD needs SGD without momentum and weight decay as its optimizer.
+
+When to use it: to compare with it, or to let learners explore far from each other. `async-easgd`
+suits learners of different speed, since no learner waits. `bmuf` and plain averaging reached a
+lower loss in our runs.
 """
 
 from __future__ import annotations
@@ -71,9 +75,9 @@ class ElasticState(State):
 class Elastic(Strategy):
     """What both forms share: settings, the local step, the centre as the model."""
 
-    sync_every: int = 4
-    moving_rate: float | None = None  # None: 0.9 / P
-    momentum: float = 0.0
+    sync_every: int = 4  # tau: steps between two exchanges
+    moving_rate: float | None = None  # alpha: the elastic force. None: 0.9 / P
+    momentum: float = 0.0  # delta; above 0: EAMSGD, Nesterov's momentum
 
     def __post_init__(self) -> None:
         require(

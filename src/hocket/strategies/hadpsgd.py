@@ -23,6 +23,9 @@ of momentum. A node that was left out of an exchange begins anew from its neighb
 gradient it had in hand is counted as learnt, though its effect is gone.
 
 Limits: nodes are equally large; the last may be smaller.
+
+When to use it: when there are several hosts with several learners each, with fast links inside a
+host and slow links between hosts.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from hocket.strategies.adpsgd import ADPSGD, Hearsay, RingState
 class HADPSGD(ADPSGD):
     """Allreduce inside nodes, AD-PSGD between them."""
 
-    node_size: int = 2
+    node_size: int = 2  # so many consecutive ranks act as one learner
 
     name: ClassVar[str] = "hadpsgd"
     paper: ClassVar[str] = "Zhang et al., Interspeech 2019 (arXiv:1907.05701)"

@@ -47,6 +47,9 @@ whose loss is not finite is left out, too; the run ends if all are.
 Limits: an iteration waits for the slowest learner; learners that are not yet at work stand idle; a
 schedule that ends the run by itself (newbob) ends it without eq. 5; every learner, and its
 checkpoint, holds up to `combine_models` copies of the model.
+
+When to use it: to repeat a training of Kaldi's nnet3 scripts, or with the natural gradient
+(`ngsgd`) and very rare averages: once per archive.
 """
 
 from __future__ import annotations
@@ -101,16 +104,16 @@ class Archive:
 class Kaldi(Averaging):
     """Archives, averages without the bad ones, a ramp of learners, a final combination."""
 
-    sync_every: int = 781
-    initial_learners: int = 1
-    final_learners: int | None = None  # None: all
-    drop_worse_by: float = 1.0
-    best_first: bool = True
-    first_parts: int = 2
-    first_max_change: float | None = None  # None: 1/sqrt(2), if the optimizer has limits
-    effective_lr: bool = True
-    combine_models: int = 20
-    combine_items: int = 20
+    sync_every: int = 781  # K: minibatches of an archive
+    initial_learners: int = 1  # s: learners at work at the beginning
+    final_learners: int | None = None  # e: learners at work at the end. None: all
+    drop_worse_by: float = 1.0  # leave out learners worse by so many nats a frame. 0: none
+    best_first: bool = True  # the first iteration keeps the best learner's model (eq. 4)
+    first_parts: int = 2  # divides minibatches and steps in the first iteration
+    first_max_change: float | None = None  # limits on a step, first iteration. None: 1/sqrt(2)
+    effective_lr: bool = True  # each of n learners at work uses n times optimizer.lr (eq. 2)
+    combine_models: int = 20  # combine at most so many of the last models (eq. 5). 0: none
+    combine_items: int = 20  # minibatches of training data that eq. 5 looks at
 
     name: ClassVar[str] = "kaldi"
     paper: ClassVar[str] = "Povey, Zhang and Khudanpur, 2014 (arXiv:1410.7455)"

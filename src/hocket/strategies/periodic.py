@@ -39,8 +39,8 @@ LocalMomentum: TypeAlias = Literal["keep", "reset", "average"]
 class Averaging(Strategy):
     """K local steps, the mean of the models, an outer rule."""
 
-    sync_every: int = 16
-    local_momentum: LocalMomentum | None = None  # None: as the method's authors had it
+    sync_every: int = 16  # K: minibatches of each learner between two averages
+    local_momentum: LocalMomentum | None = None  # momentum at an average. None: the method's usual
 
     commits_when: ClassVar[str] = "the average is complete"
     synchronous: ClassVar[bool] = True

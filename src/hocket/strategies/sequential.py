@@ -13,6 +13,9 @@ Statistics 22 (1951). With momentum, weight decay and clipping as the optimizer 
 
 Differences from the paper: the items of an epoch are drawn without replacement.
 Limits: one learner.
+
+When to use it: as the baseline: find a good rate with it first. The rates of all other methods are
+derived from that one.
 """
 
 from __future__ import annotations

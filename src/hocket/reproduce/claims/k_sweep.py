@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hocket.core.strategy import Strategy
 from hocket.report import charts
-from hocket.report.charts import COLOURS, Bar, Spread
+from hocket.report.charts import COLOURS, Estimate, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
@@ -81,7 +81,7 @@ class KSweep(Claim):
     def plots(self, found: Found, bench: Bench) -> list[str]:
         """Dev loss over K, and over what was sent."""
         alone = found["sequential"].mean(lambda o: o.loss)
-        level = Bar("sequential", alone.value, alone.low, alone.high, COLOURS[-1])
+        level = Estimate("sequential", alone.value, alone.low, alone.high, COLOURS[-1])
         over_k, over_bytes = [], []
         for n, p in enumerate(self.learners(bench)):
             fixed = [found[f"P={p} K={k}"] for k in self.ks(bench)]
