@@ -136,7 +136,7 @@ def test_misuse_is_named() -> None:
         dist.step()
     with dist, pytest.raises(ConfigError, match=r"no gradients: call loss.backward\(\)"):
         dist.step()
-    with pytest.raises(ConfigError, match="cannot take effect with optimizer"):
+    with pytest.raises(ConfigError, match="has no effect with optimizer"):
         hocket.attach(model, torch.optim.Adam(model.parameters()), lr="sequential")
     with pytest.raises(ConfigError, match=r"\['epochs'\] cannot take effect"):
         hocket.attach(model, optimizer, epochs=3)

@@ -287,7 +287,7 @@ def test_the_good_data_is_good(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- ARPA files
 
 ARPA_CASES = [
-    ("no ARPA file", "hello\n", ("lm.arpa:1", "no ARPA file")),
+    ("not an ARPA file", "hello\n", ("lm.arpa:1", "no ARPA file")),
     ("cut off", ARPA.replace("\\end\\", ""), ("no \\end\\", "cut off")),
     ("miscounted", ARPA.replace("1=4", "1=5"), ("4 1-grams", "promises 5")),
     (
@@ -338,9 +338,9 @@ COMMANDS: list[tuple[str, list[str], tuple[str, ...]]] = [
         ("--lm-order", "leave it out"),
     ),
     (
-        "no ARPA file",
+        "not an ARPA file",
         ["prepare", "D", "--out", "E", "--arpa", "T"],
-        ("text:1", "no ARPA file"),
+        ("text:1", "not an ARPA file"),
     ),
     (
         "no such lexicon",
@@ -497,7 +497,7 @@ def test_a_corpus_for_which_there_is_no_room_says_so(
         raise soundfile.LibsndfileError(2)
 
     monkeypatch.setattr(soundfile, "write", full)
-    with pytest.raises(HocketError, match=r"a\.wav cannot be written .*is there room"):
+    with pytest.raises(HocketError, match=r"a\.wav cannot be written .*is the disk full"):
         audio.write(tmp_path / "a.wav", np.zeros(10, np.int16), 8000)
 
 

@@ -198,7 +198,7 @@ def test_damaged_files_are_named(
         (model, 1000, ("decode", copy, "--quiet"), "copy it again, or take the model of the last"),
         (labels, 5000, ("train", exp, "--out", tmp_path / "r", "--quiet"), "prepare it again"),
         (config, 20, ("score", copy), "cannot be read"),
-        (config, 20, ("decode", copy), "is no run directory"),
+        (config, 20, ("decode", copy), "is not a run directory"),
         (result, 20, ("score", copy), "decode again"),
         (result, 0, ("score", copy), "decode again"),
     ]:
@@ -290,7 +290,7 @@ def test_a_run_of_an_experiment_that_changed_is_not_decoded(
     config["facts"]["prepared"] = "another"
     (copy / "config.json").write_text(json.dumps(config))
     assert hocket("decode", copy) == 1
-    assert "was prepared anew" in capsys.readouterr().err
+    assert "was prepared again" in capsys.readouterr().err
 
 
 def test_commands_say_what_is_missing(
@@ -302,7 +302,7 @@ def test_commands_say_what_is_missing(
         (("train", "nowhere", "--out", tmp_path / "r"), "neither 'synthetic' nor a folder made by"),
         (("prepare", tmp_path / "none", "--out", tmp_path / "e"), "no such folder"),
         (("prepare", tmp_path, "--out", tmp_path / "e"), "neither a Kaldi data directory"),
-        (("decode", tmp_path), "is no run directory"),
+        (("decode", tmp_path), "is not a run directory"),
         (("score", tmp_path), "holds no decoded words"),
         (("score", tmp_path / "x.hyp"), "give the reference"),
         (("report", tmp_path, "--out", tmp_path / "p.html"), "cannot be read as a run directory"),

@@ -41,7 +41,7 @@ def experiment(*settings: str) -> object:
         (["optimizer.lr=-0.1"], "optimizer.lr must be above 0"),
         (
             ["optimizer.name=adamw", "schedule.lr_compensation=full"],
-            "cannot take effect with optimizer 'adamw'",
+            "has no effect with optimizer 'adamw'",
         ),
         (["schedule.name=newbob", "schedule.end_halving=0.5"], "end_halving must lie between"),
         (["schedule.epochs=0"], "schedule.epochs must be at least 1"),

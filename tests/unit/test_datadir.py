@@ -68,8 +68,8 @@ def test_bad_utterances_are_left_out_with_the_reason(tmp_path: Path) -> None:
     [
         ("wav.scp", "a sph2pipe -f wav x.sph |\n", "is a pipe.*runs no commands.*wav or flac"),
         ("wav.scp", "a wav.ark:16\n", "is a place in an archive.*file of its own"),
-        ("wav.scp", "a wav/a.wav\na wav/a.wav\n", "wav.scp:2: 'a' is there twice"),
-        ("text", "a one\na two\n", "text:2: 'a' is there twice"),
+        ("wav.scp", "a wav/a.wav\na wav/a.wav\n", "wav.scp:2: 'a' appears twice"),
+        ("text", "a one\na two\n", "text:2: 'a' appears twice"),
         ("text", "zz one\n", "no utterance can be used"),
         ("segments", "a a zero one\n", "should read 'utterance recording start end'"),
         ("segments", "a a 2.0 1.0\n", "ends \\(1\\) before it starts"),

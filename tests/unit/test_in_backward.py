@@ -157,7 +157,7 @@ def test_twice_before_a_step_is_refused() -> None:
     NGSGD(model, lr=0.1, in_backward=True)
     x, labels = batch(0)
     nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(ContractError, match=r"'3' came by twice.*in_backward=False"):
+    with pytest.raises(ContractError, match=r"reached layer '3' twice.*in_backward=False"):
         nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
 
 

@@ -135,4 +135,4 @@ def test_what_is_wrong_is_named(
     whole = (spoilt / "train" / "pdf.1.gz").read_bytes()
     (spoilt / "train" / "pdf.1.gz").write_bytes(whole[:-12])
     assert do_import(spoilt, tmp_path / "d") == 1
-    assert "pdf.1.gz: no archive that can be read" in capsys.readouterr().err
+    assert "pdf.1.gz: not an archive that can be read" in capsys.readouterr().err

@@ -388,8 +388,8 @@ def test_the_rule_must_know_the_layout() -> None:
         ({"max_change": -1.0}, "max_change"),
         ({"rank_in": 0}, "rank"),
         ({"update_period": 0}, "update_period"),
-        ({"form": "simple", "rank_in": 5}, "rank_in cannot take effect"),
-        ({"form": "none", "alpha": 1.0}, "alpha cannot take effect"),
+        ({"form": "simple", "rank_in": 5}, "rank_in has no effect"),
+        ({"form": "none", "alpha": 1.0}, "alpha has no effect"),
     ],
 )
 def test_bad_values_are_named_here_too(bad: dict[str, Any], word: str) -> None:

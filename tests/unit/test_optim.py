@@ -105,7 +105,7 @@ def test_compensation_undoes_the_gain() -> None:
 
 
 def test_compensation_that_cannot_take_effect_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"lr_compensation = 'full' cannot take effect.*adamw"):
+    with pytest.raises(ConfigError, match=r"lr_compensation = 'full' has no effect.*adamw"):
         target_factor(Constant(lr_compensation="full"), AdamW(), 0.5)
 
 

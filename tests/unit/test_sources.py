@@ -53,7 +53,7 @@ def test_a_transcript_may_name_the_folder(key: str, tmp_path: Path) -> None:
     for speaker in ("s1", "s2"):
         write_wav(tmp_path / speaker / "001.wav", tone(0.5))
     (tmp_path / "transcripts.txt").write_text("001 one\n")
-    with pytest.raises(SpeechError, match=r"'001' could be s1/001 or s2/001: write the folder"):
+    with pytest.raises(SpeechError, match=r"'001' could be s1/001 or s2/001: write one line"):
         read_source(tmp_path)
     (tmp_path / "transcripts.txt").write_text(f"{key} one\ns2-001 two\n")
     assert [u.words for u in read_source(tmp_path).utterances] == [("one",), ("two",)]
@@ -172,7 +172,7 @@ def test_damaged_manifests_are_named(tmp_path: Path) -> None:
 def test_one_name_twice_is_refused(tmp_path: Path) -> None:
     wav = write_wav(tmp_path / "r.wav", tone(1.0))
     write_cuts(tmp_path / "cuts.jsonl.gz", [cut("c1", wav), cut("c1", wav)])
-    with pytest.raises(SpeechError, match="'c1' is there twice"):
+    with pytest.raises(SpeechError, match="'c1' appears twice"):
         read_source(tmp_path)
 
 

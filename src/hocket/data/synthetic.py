@@ -1,12 +1,12 @@
-"""A frame-classification task like an acoustic one, whose best possible error is known.
+"""A synthetic task like acoustic frame classification, whose best possible error is known.
 
-Utterances are drawn from a hidden Markov model: classes stay for a while, then move on to one of a
-few successors; each frame is the class mean plus Gaussian noise, and the classes overlap. A network
-sees a window of frames (`context` on each side) and names the class of the middle one, so temporal
-context helps, as in speech.
+Utterances are drawn from a hidden Markov model: a class lasts for a while, then one of a few
+successors follows; each frame is the class mean plus Gaussian noise, and the classes overlap. A
+network sees a window of frames (`context` on each side) and predicts the class of the middle one,
+so temporal context helps, as in speech.
 
-Because the generator is known, so is the Bayes error: the exact posterior of the middle class given
-the window, by the forward-backward recursion, is right as often as anything can be.
+Because the generator is known, so is the Bayes error: no classifier can be right more often than the
+exact posterior of the middle class given the window, by the forward-backward recursion.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SPLITS = {"train": 0, "dev": 1, "test": 2}
 
 @dataclass
 class Frames:
-    """One split: all utterances in a row, and where each frame's window lies."""
+    """One split: all utterances one after the other, and where each frame's utterance lies."""
 
     x: torch.Tensor  # (frames, features)
     labels: torch.Tensor  # (frames,)
@@ -43,7 +43,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Synthetic(Task):
-    """The `[task]` table of the built-in task. Runs with other seeds share its data."""
+    """The `[task]` table of the built-in task. Runs with different seeds share its data."""
 
     num_frames: int = 60_000  # of the training split
     dev_frames: int = 6_000
@@ -68,7 +68,7 @@ class Synthetic(Task):
 
     @cached_property
     def _chain(self) -> tuple[Floats, Floats]:
-        """Class means (C, D) and transition probabilities (C, C)."""
+        """The class means (C, D) and transition probabilities (C, C)."""
         rng = np.random.default_rng([self.data_seed, 101])
         means = rng.normal(size=(self.num_classes, self.num_features)) * 0.6
         transition = np.eye(self.num_classes) * 0.7
@@ -124,13 +124,13 @@ class Synthetic(Task):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without the data: every process generates the same."""
+        """Leave the data out when pickled: every process generates the same."""
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
 
     # ------------------------------------------------------------------ the task
 
     def prepare(self) -> None:
-        """Generate the data."""
+        """Generate the train and dev data."""
         for split in ("train", "dev"):
             self.frames(split)
 
@@ -145,13 +145,13 @@ class Synthetic(Task):
         return self.splice(frames, chosen), frames.labels[chosen]
 
     def items(self, split: str) -> Sequence[Item]:
-        """Minibatches of `batch_frames` frames; the last one may be smaller."""
+        """Return minibatches of `batch_frames` frames; the last one may be smaller."""
         total = self.num_frames if split == "train" else self.dev_frames
         starts = range(0, total, self.batch_frames)
         return [Item(s, min(self.batch_frames, total - s)) for s in starts]
 
     def load(self, split: str, item: Item, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather spliced windows; training frames are shuffled anew in every epoch."""
+        """Gather spliced windows; every epoch has another order of the training frames."""
         frames = self.frames(split)
         start = int(str(item.id))
         chosen = torch.arange(start, start + item.frames)
@@ -168,7 +168,7 @@ class Synthetic(Task):
         return held[1]
 
     def splice(self, frames: Frames, chosen: torch.Tensor) -> torch.Tensor:
-        """Windows around the chosen frames; beyond an utterance its edge frame is repeated."""
+        """Return windows around the chosen frames; beyond an utterance, its edge is repeated."""
         offsets = torch.arange(-self.context, self.context + 1)
         places = chosen[:, None] + offsets
         places = torch.minimum(places, frames.last[chosen, None])
@@ -176,16 +176,16 @@ class Synthetic(Task):
         return frames.x[places].flatten(1)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Cross-entropy summed over frames."""
+        """Return the cross-entropy summed over frames."""
         x, labels = batch
         scores = model(x)
         correct = (scores.detach().argmax(1) == labels).sum()
         return Loss(cross_entropy(scores, labels, reduction="sum"), len(labels), correct)
 
-    # ------------------------------------------------------------------ the floor
+    # ------------------------------------------------------------------ the best possible error
 
     def posteriors(self, split: str) -> Floats:
-        """Exact class posteriors (frames, C) given each frame's window, cut at the utterance."""
+        """Return exact class posteriors (frames, C) given each frame's window in its utterance."""
         means, transition = self._chain
         frames = self.frames(split)
         x = frames.x.numpy().astype(np.float64)
@@ -208,12 +208,12 @@ class Synthetic(Task):
         return _normalised(forward * likelihood * backward)
 
     def bayes_error(self, split: str = "dev") -> float:
-        """Return the error of the exact posterior on a split; no model can hope to do better."""
+        """Return the error of the exact posterior on a split; no model can expect to do better."""
         best = self.posteriors(split).argmax(1)
         return float((best != self.frames(split).labels.numpy()).mean())
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts worth recording with a run."""
+        """Return facts for the run's record."""
         return {"class": "Synthetic", "bayes_error": self.bayes_error("dev")}
 
 

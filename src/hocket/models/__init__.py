@@ -1,4 +1,4 @@
-"""Acoustic models."""
+"""Acoustic models: feed-forward networks with ReLU, sigmoid or p-norm hidden layers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Activation: TypeAlias = Literal["relu", "sigmoid"]
 
 @dataclass(frozen=True)
 class DNN(Model):
-    """The `[model]` table: so many hidden layers of one width.
+    """The `[model]` table: the number of hidden layers, and their common width.
 
     The published one of Zhang et al. 2013 is layers=5, width=2048, activation="sigmoid".
     """
@@ -24,7 +24,7 @@ class DNN(Model):
     layers: int = 3
     width: int = 256
     activation: Activation = "relu"
-    dropout: float = 0.0  # share of the hidden units left out of each minibatch
+    dropout: float = 0.0  # probability that a hidden unit is set to zero
 
     name: ClassVar[str] = "dnn"
 
@@ -53,6 +53,6 @@ class DNN(Model):
     def _init_(self, linear: nn.Linear) -> None:
         if self.activation == "relu":
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
-        else:  # 4 undoes the slope of 1/4 at the origin, else deep sigmoid nets do not start
+        else:  # 4 undoes the slope of 1/4 at 0; else deep sigmoid networks do not learn
             nn.init.xavier_normal_(linear.weight, gain=4.0)
         nn.init.zeros_(linear.bias)

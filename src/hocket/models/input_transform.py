@@ -7,9 +7,9 @@ With the mean m, the covariance W within classes and B between them,
     T <- T with its singular values capped at 5                                           (3)
     x -> T (x - m)                                                                        (4)
 
-U' L^-1 alone makes the covariance I + diag(lambda), that within classes being I. (2) turns it into
-f + diag(lambda): a direction keeps its size as far as it tells classes apart, and all but vanishes
-where it does not, so that the first layer sees what matters at once. No direction is left out.
+U' L^-1 alone makes the covariance I + diag(lambda), of which I is the part within classes. (2) makes
+it f + diag(lambda): a direction keeps its size if it separates classes, and almost vanishes if it
+does not, so that the first layer sees at once what matters. No direction is left out.
 
 Reference: Kaldi's `get-feature-transform` ("preconditioning" LDA), in the recipe of D. Povey, X.
 Zhang, S. Khudanpur, arXiv:1410.7455.
@@ -28,7 +28,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 WITHIN_CLASS_FACTOR = 0.001  # f
 MAX_SINGULAR_VALUE = 5.0
-FLOOR = 1e-6  # of W's eigenvalues, relative to their mean: dead inputs have none
+FLOOR = 1e-6  # of W's eigenvalues, relative to their mean: that of a constant input is 0
 
 
 def scatter(x: Floats, labels: NDArray[np.int64], num_classes: int) -> tuple[Floats, Floats]:

@@ -1,4 +1,4 @@
-"""What every acoustic model has in common: the `[model]` table, and how it becomes a network."""
+"""The base of all acoustic models: the `[model]` table, and how a network is built from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSFORM_FRAMES = 50_000  # of the training data, evenly spaced; enough for som
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ABC):
-    """A kind of network; its fields are its table."""
+    """A kind of network; its fields are the keys of the `[model]` table."""
 
     input_transform: InputTransform = "none"  # lda: fixed, from the training data
 
@@ -35,7 +35,7 @@ class Model(ABC):
         num_outputs: int,
         sample: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> nn.Sequential:
-        """Return a new network; `sample` gives frames and their classes, if it needs them."""
+        """Return a new network; an input transform needs `sample`: frames and their classes."""
         network = self.network(num_inputs, num_outputs)
         if self.input_transform == "none":
             return network
@@ -47,6 +47,6 @@ class Model(ABC):
 def evenly_spaced(
     num_frames: int, at_most: int = TRANSFORM_FRAMES
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the frames that an input transform is estimated from."""
+    """Return the numbers of at most `at_most` frames, evenly spaced among `num_frames`."""
     count = min(num_frames, at_most)
     return np.arange(count, dtype=np.int64) * num_frames // count

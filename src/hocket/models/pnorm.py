@@ -19,11 +19,11 @@ from torch import nn
 from hocket.errors import require
 from hocket.models.model import Model
 
-_TINY = 2.0**-66  # Kaldi's floor of a squared norm: a frame of zeros stays one
+_TINY = 2.0**-66  # Kaldi's floor of a squared norm: a frame of zeros stays zero
 
 
 class PNormalised(nn.Module):
-    """The p-norm of groups, then unit root mean square per frame."""
+    """Computes the p-norm of groups, then scales each frame to unit root mean square."""
 
     def __init__(self, group: int, p: float = 2.0) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class PNormalised(nn.Module):
         self.p = p
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Eq. 1 after the affine part."""
+        """Apply the second and third part of eq. 1."""
         groups = z.view(*z.shape[:-1], -1, self.group)
         y = torch.linalg.vector_norm(groups, self.p, dim=-1)
         scaled: torch.Tensor = y * torch.rsqrt(y.square().mean(-1, keepdim=True).clamp(min=_TINY))
         return scaled
 
     def extra_repr(self) -> str:
-        """Show the group and p."""
+        """Show the group size and p when the model is printed."""
         return f"group={self.group}, p={self.p:g}"
 
 

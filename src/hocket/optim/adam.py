@@ -5,8 +5,8 @@
     v <- beta2 * v + (1 - beta2) * g^2
     w <- w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-Its step does not grow with the gradient, so averaging over learners does not shrink it in the way
-that rate compensation repairs: the given rate is used as it is.
+The size of a step does not grow with the gradient, so averaging over learners does not shrink it as
+it shrinks SGD's. There is nothing to compensate: the given rate is used unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.errors import require
 
 @dataclass
 class AdamWState:
-    """First and second moment, and how many steps they have seen."""
+    """First and second moment, and the number of steps in them."""
 
     m: Flat
     v: Flat
@@ -51,12 +51,12 @@ class AdamW(Optimizer):
         require(self.eps > 0, f"optimizer.eps must be above 0, not {self.eps}")
 
     def init(self, params: Flat) -> AdamWState:
-        """Both moments at zero."""
+        """Return a state with both moments at zero."""
         return AdamWState(torch.zeros_like(params), torch.zeros_like(params))
 
     @property
     def has_moments(self) -> bool:
-        """Always."""
+        """Always true: AdamW has moments with any options."""
         return True
 
     def moments(self, params: Flat, state: AdamWState) -> list[Flat]:
@@ -64,12 +64,12 @@ class AdamW(Optimizer):
         return [state.m, state.v]
 
     def remember_(self, state: AdamWState, moments: Sequence[Flat]) -> None:
-        """Take over both moments; the number of steps stays this learner's."""
+        """Copy both moments; the number of steps stays this learner's own."""
         for mine, other in zip((state.m, state.v), moments, strict=True):
             mine.copy_(other)
 
     def forget_(self, state: AdamWState) -> None:
-        """Begin with the bias correction of a first step."""
+        """Reset moments and steps, so that the bias correction begins again."""
         state.m.zero_()
         state.v.zero_()
         state.steps = 0

@@ -1,7 +1,8 @@
-"""The learning rate as a function of frames committed by all learners.
+"""Schedules: the learning rate as a function of the frames committed by all learners.
 
-Never of steps or of time: K local steps on P learners and P*K steps on one consume the same data,
-so they get the same rate, whatever the strategy. A schedule returns a *factor* on `optimizer.lr`.
+The rate never depends on steps or time: K local steps on P learners and P*K steps on one consume
+the same data, so they get the same rate, whatever the strategy. A schedule returns a *factor* on
+`optimizer.lr`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Compensation: TypeAlias = Literal["full", "sqrt", "none"]
 
 @dataclass
 class ScheduleState:
-    """What a schedule remembers; only newbob does."""
+    """What a schedule remembers; only newbob uses it."""
 
     factor: float = 1.0
     best_loss: float | None = None
@@ -27,7 +28,7 @@ class ScheduleState:
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """How long to train, and with which rate when."""
+    """How long to train, and with which rate at each time."""
 
     epochs: int = 4
     lr_compensation: Compensation | None = None  # None: full for SGD-type optimizers
@@ -39,21 +40,21 @@ class Schedule(ABC):
 
     @abstractmethod
     def factor(self, epochs_done: float, state: ScheduleState) -> float:
-        """Return the factor on the rate after so many epochs (a fraction) of committed frames."""
+        """Return the factor on the rate; `epochs_done` counts committed frames, in epochs."""
 
     def evaluated(self, loss: float, state: ScheduleState) -> None:
-        """Take note of a dev loss."""
+        """Record a dev loss."""
         state.best_loss = loss if state.best_loss is None else min(loss, state.best_loss)
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The given rate throughout."""
+    """The given rate from beginning to end."""
 
     name: ClassVar[str] = "constant"
 
     def factor(self, epochs_done: float, state: ScheduleState) -> float:
-        """One."""
+        """Return 1 at any time."""
         return 1.0
 
 
@@ -72,7 +73,7 @@ class Exponential(Schedule):
         )
 
     def factor(self, epochs_done: float, state: ScheduleState) -> float:
-        """Interpolate the logarithm."""
+        """Interpolate the rate's logarithm linearly."""
         return float(self.final_factor ** min(1.0, epochs_done / self.epochs))
 
 
@@ -105,7 +106,7 @@ class Warmup(Schedule):
             )
 
     def factor(self, epochs_done: float, state: ScheduleState) -> float:
-        """Ramp, hold, then steps."""
+        """Return the factor of the ramp, of the plateau, or of the steps down."""
         if epochs_done < self.warmup_epochs:
             return self.warmup_from + (1 - self.warmup_from) * epochs_done / self.warmup_epochs
         steps = int(max(0.0, epochs_done - self.warmup_epochs - self.hold_epochs))
@@ -114,7 +115,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Newbob(Schedule):
-    """Halve by dev loss (the QuickNet rule, as in Kaldi's nnet1 and kaldi-aslp).
+    """Halve the rate when the dev loss stalls (the QuickNet rule; Kaldi's nnet1, kaldi-aslp).
 
     Keep the rate until the relative improvement between two evaluations falls below
     `start_halving`; from then on halve at every evaluation, and stop below `end_halving`.
@@ -137,11 +138,11 @@ class Newbob(Schedule):
         )
 
     def factor(self, epochs_done: float, state: ScheduleState) -> float:
-        """Whatever the dev losses have led to."""
+        """Return the factor that the dev losses so far have led to."""
         return state.factor
 
     def evaluated(self, loss: float, state: ScheduleState) -> None:
-        """Halve, or begin to, or stop."""
+        """Record a dev loss; begin to halve, halve again, or stop."""
         if state.best_loss is None:
             state.best_loss = loss
             return

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, to the bit as `torch.optim.SGD`.
+"""Stochastic gradient descent with momentum, bit for bit as `torch.optim.SGD`.
 
 g <- g + weight_decay * w
 v <- momentum * v + g
@@ -17,7 +17,7 @@ from hocket.core.flat import Flat, Parts
 from hocket.core.optimizer import Optimizer
 from hocket.errors import require
 
-# The fused kernel rounds the odd values behind the last full vector register in another way.
+# The fused kernel rounds differently in the values after the last full vector register.
 _WHOLE = 64
 
 
@@ -30,7 +30,7 @@ class SGDState:
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """SGD, heavy-ball or Nesterov momentum, decoupled from nothing: decay is in the gradient."""
+    """SGD with heavy-ball or Nesterov momentum and coupled (L2) weight decay."""
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -49,27 +49,27 @@ class SGD(Optimizer):
         )
 
     def init(self, params: Flat) -> SGDState:
-        """No velocity yet."""
+        """Return a state without a velocity."""
         return SGDState()
 
     @property
     def has_moments(self) -> bool:
-        """With momentum."""
+        """True with momentum."""
         return self.momentum > 0
 
     def moments(self, params: Flat, state: SGDState) -> list[Flat]:
-        """Return the velocity; one of zero is the same as none yet."""
+        """Return the velocity, or zeros before the first step, which means the same."""
         if not self.momentum:
             return []
         return [torch.zeros_like(params) if state.velocity is None else state.velocity]
 
     def remember_(self, state: SGDState, moments: Sequence[Flat]) -> None:
-        """Take over a velocity."""
+        """Copy a velocity."""
         for velocity in moments:
             state.velocity = velocity.clone()
 
     def forget_(self, state: SGDState) -> None:
-        """Stand still."""
+        """Drop the velocity."""
         state.velocity = None
 
     def _step_parts_(self, params: Flat, grad: Parts, state: SGDState, lr: float) -> None:
@@ -83,11 +83,11 @@ class SGD(Optimizer):
 
     @property
     def _fuses(self) -> bool:
-        """One pass over memory instead of three, where torch has it."""
+        """True if torch's fused kernel can be used: one pass over memory instead of three."""
         return not self.nesterov and not self.weight_decay and hasattr(torch, "_fused_sgd_")
 
     def _one_(self, params: Flat, grad: Flat, velocity: Flat | None, lr: float) -> None:
-        """Step on a piece of the vectors; velocity None: without momentum."""
+        """Make the step on a piece of the vectors; without momentum if velocity is None."""
         if velocity is None:
             if self.weight_decay:
                 grad = grad.add(params, alpha=self.weight_decay)

@@ -1,4 +1,4 @@
-"""Errors of the speech side."""
+"""The error that all speech modules raise."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from hocket.errors import HocketError
 
 
 class SpeechError(HocketError):
-    """Something is wrong with audio, data, lexicon or models; names the thing and the remedy."""
+    """Audio, data, a lexicon or a model is wrong; the message names it and says what to do."""

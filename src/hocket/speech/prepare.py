@@ -9,7 +9,7 @@
     EXP/gmm/          the GMM-HMM's own word error rate
     EXP/left_out.txt  every utterance that was left out, and why
 
-Each step is kept while its inputs and options stay as they are (see `steps.py`).
+A step is done again only if its inputs or options have changed (see `steps.py`).
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from hocket.speech.steps import Facts, Steps, file_state
 from hocket.support.parallel import default_jobs
 
 GMM_KIND: Final[Kind] = "mfcc"  # what the GMM-HMM reads
-VERSION: Final = 1  # of what the steps compute; another number does all again
+VERSION: Final = 1  # of what the steps compute; another number repeats all steps
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What decides a prepared experiment."""
+    """Everything that determines a prepared experiment."""
 
     lexicon: str = "cmudict"
-    features: tuple[Kind, ...] = ("fbank",)  # for networks; the first is what they read by default
+    features: tuple[Kind, ...] = ("fbank",)  # for networks; they read the first by default
     num_bins: int = 40
     resample: int | None = None  # Hz; unset: the audio must have one rate
     normalisation: Normalisation = "speaker"
     lm_order: int = 3
     lm_text: str = ""  # a file of sentences; unset: the training transcripts
     arpa: str = ""  # a finished language model
-    units: Unit = "word"  # character: for writing without spaces; errors are counted in them
+    units: Unit = "word"  # in which errors are counted; character: for writing without spaces
     held_out: float = 0.1  # share of the training data for a split that the data lacks
     gmm: GMMOptions = field(default_factory=GMMOptions)
 
@@ -74,7 +74,7 @@ class PrepareOptions:
             )
         require(
             self.num_bins == 40 or "fbank" in self.features,
-            "--num-bins cannot take effect: it is of fbank, which --features leaves out",
+            "--num-bins has no effect: it is an option of fbank, which --features leaves out",
         )
         require(
             self.resample in (None, *SAMPLE_RATES),
@@ -85,10 +85,10 @@ class PrepareOptions:
         require(self.lm_order >= 1, f"lm_order must be at least 1, not {self.lm_order}")
         require(
             not (self.lm_text and self.arpa),
-            f"--lm-text {self.lm_text} cannot take effect beside --arpa: leave one out",
+            f"--lm-text {self.lm_text} has no effect beside --arpa: leave one out",
         )
         for path in filter(None, (self.lm_text, self.arpa)):
-            require(Path(path).is_file(), f"{path}: no such file, to make a language model of")
+            require(Path(path).is_file(), f"{path}: no such file (for the language model)")
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Preparation:
     say: Callable[[str], None] = print
 
     def run(self) -> Evaluation:
-        """Do all steps; return how well the GMM-HMM recognises."""
+        """Run all steps; return how well the GMM-HMM recognises."""
         if not self.source.exists():
             raise SpeechError(f"{self.source}: no such folder")
         self._check_language()
@@ -127,9 +127,9 @@ class Preparation:
         return Evaluation.read(self.folder / "gmm")
 
     def _check_language(self) -> None:
-        """Read what was given for the end of the work before it begins."""
+        """Check the files that the last steps need before the first step begins."""
         check_lexicon(self.options.lexicon)
-        if (self.folder / "graph").exists():  # they were good then; a change is found in `_graph`
+        if (self.folder / "graph").exists():  # they were read before; `_graph` finds changes
             return
         if self.options.arpa:
             check_arpa(Path(self.options.arpa))
@@ -254,7 +254,7 @@ class Preparation:
         return facts | {"words": len(lexicon.entries), "missing": missing}
 
     def corpus(self, split: str) -> Corpus:
-        """What the passes over a split need."""
+        """Return what the passes over a split need."""
         return Corpus(
             self.folder / "features" / split,
             self.folder / "lexicon" / "lexicon.txt",
@@ -352,7 +352,7 @@ class Preparation:
             facts["unknown_share"] = len(unknown) / len(tokens)
             if unknown:
                 share = len(unknown) / len(tokens)
-                said += f"; {share:.1%} of the test words are not known (say {unknown[0]!r})"
+                said += f"; {share:.1%} of the test words are unknown (for example {unknown[0]!r})"
         return facts | {"said": said}
 
     def _gmm(self, out: Path) -> Facts:

@@ -1,9 +1,9 @@
-"""Steps that are done once: kept when nothing they depend on has changed, else done again.
+"""Steps that are done only once, and repeated only if something they depend on has changed.
 
-A step works in FOLDER/NAME.partial and is renamed to FOLDER/NAME when it is complete, with a
-step.json that holds its key: a digest of its options, of its inputs, and of the keys of the steps
-before it. A partial folder with the same key is handed to the step again, so that a long one can go
-on where it was interrupted; any other is removed.
+A step works in FOLDER/NAME.partial, which is renamed to FOLDER/NAME when it is complete, with a
+step.json that holds its key: a digest of its options, its inputs, and the keys of the steps before
+it. A partial folder with the same key is given to the step again, so that a long step can continue
+where it was interrupted; a partial folder with another key is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 
 @dataclass
 class Steps:
-    """The steps of one folder."""
+    """Runs the steps of one folder."""
 
     folder: Path
     say: Callable[[str], None]
@@ -31,7 +31,7 @@ class Steps:
     def run(
         self, name: str, inputs: Facts, after: tuple[str, ...], make: Callable[[Path], Facts]
     ) -> Facts:
-        """Do a step unless it is done; return its facts."""
+        """Run `make` for a step unless that was done before; return its facts."""
         key = digest([name, inputs, [self.keys[step] for step in after]])
         self.keys[name] = key
         done = self.folder / name
@@ -59,7 +59,7 @@ class Steps:
 
 
 def digest(value: Any) -> str:
-    """Return a short name for anything that JSON can hold."""
+    """Return a short hash of anything that JSON can hold."""
     return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
@@ -72,7 +72,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def file_state(path: Path) -> list[Any]:
-    """Return what changes when a file does."""
+    """Return a file's path, size and time of change: if the file changes, so does this."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
 """Frame classification on a prepared experiment: the task of a hybrid acoustic model.
 
-An item is a minibatch of frames drawn from the whole corpus in an order that changes every epoch;
-its input is a window of normalised features around each frame, its label the frame's senone.
-Windows are cut from the shared store when the minibatch is gathered, never stored.
+An item is a minibatch of frames drawn from the whole corpus in an order that changes every epoch.
+Its inputs are windows of normalised features around each frame, its labels the frames' senones.
+Windows are cut from the shared store when the minibatch is gathered; they are never stored.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Labelled:
     store: FeatureStore
     labels: NDArray[np.int32]
     numbers: NDArray[np.int64]  # the utterances that have an alignment
-    ends: NDArray[np.int64]  # frames up to the end of each
+    ends: NDArray[np.int64]  # number of frames up to the end of each of them
 
     @property
     def frames(self) -> int:
-        """Labelled frames."""
+        """How many frames have a label."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def find(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Turn positions in the row of aligned utterances into (utterance, frame in it)."""
+        """Return the utterance, and the frame in it, of each position among all aligned frames."""
         at = np.searchsorted(self.ends, positions, side="right")
         utterances = self.numbers[at]
         return utterances, positions - (self.ends[at] - self.store.frames[utterances])
@@ -80,11 +80,11 @@ class SpeechTask(Task):
         )
         if not is_experiment(self.folder):
             raise TaskError(
-                f"{self.folder} is no prepared experiment: make one with "
+                f"{self.folder} is not a prepared experiment: make one with "
                 f"`hocket prepare DATA --out {self.experiment}`"
             )
 
-    def __getstate__(self) -> dict[str, Any]:  # open files do not travel; learners open their own
+    def __getstate__(self) -> dict[str, Any]:  # open files cannot be sent; learners open their own
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
@@ -99,12 +99,12 @@ class SpeechTask(Task):
 
     @property
     def num_senones(self) -> int:
-        """Outputs of the network."""
+        """Number of outputs of the network."""
         return int(self._facts["facts"]["senones"])
 
     @property
     def num_inputs(self) -> int:
-        """Inputs of the network."""
+        """Number of inputs of the network."""
         return self._split("train").store.dims * (2 * self.context + 1)
 
     def _split(self, split: str) -> Labelled:
@@ -115,7 +115,7 @@ class SpeechTask(Task):
 
     @property
     def kind(self) -> Kind:
-        """The features that the network reads."""
+        """The kind of features that the network reads."""
         if self.features != "auto":
             return self.features
         return next(iter(kinds_in(self.folder / "features" / "train")), "fbank")
@@ -146,16 +146,16 @@ class SpeechTask(Task):
     # ------------------------------------------------------------------ Task
 
     def prepare(self) -> None:
-        """Open both splits."""
+        """Open the train and dev splits."""
         self._split("train")
         self._split("dev")
 
     def build_model(self) -> nn.Module:
-        """Return a new network."""
+        """Return a new network of the `[model]` table."""
         return self.model.build(self.num_inputs, self.num_senones, self.sample)
 
     def sample(self, num_frames: int = TRANSFORM_FRAMES) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return so many training frames, evenly spaced, and their senones."""
+        """Return `num_frames` training frames, evenly spaced, and their senones."""
         data = self._split("train")
         return data.gather(evenly_spaced(data.frames, num_frames), self.context)
 
@@ -163,7 +163,7 @@ class SpeechTask(Task):
         return self.batch_frames if split == "train" else DEV_BATCH
 
     def items(self, split: str) -> Sequence[Item]:
-        """Return the minibatches of a split; their names tell one preparation from another."""
+        """Return the minibatches of a split; their names differ between two preparations."""
         frames, batch = self._split(split).frames, self._batch(split)
         if frames == 0:
             raise TaskError(f"{self.folder}: the split {split!r} has no aligned frame")
@@ -174,7 +174,7 @@ class SpeechTask(Task):
         ]
 
     def load(self, split: str, item: Item, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gather a minibatch; the training frames are dealt out anew in every epoch."""
+        """Gather a minibatch; every epoch has another order of the training frames."""
         data = self._split(split)
         start = int(str(item.id).rpartition("-")[2]) * self._batch(split)
         positions = np.arange(start, start + item.frames)
@@ -190,14 +190,14 @@ class SpeechTask(Task):
         return known[epoch]
 
     def loss(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
-        """Cross-entropy summed over frames."""
+        """Return the cross-entropy summed over frames."""
         x, labels = batch
         scores = model(x)
         total = cross_entropy(scores, labels, reduction="sum")
         return Loss(total, len(labels), (scores.argmax(1) == labels).sum())
 
     def describe(self) -> dict[str, Any]:
-        """Facts for the run's record."""
+        """Return facts for the run's record."""
         return {
             "class": "SpeechTask",
             "prepared": self._facts["key"],
@@ -207,5 +207,5 @@ class SpeechTask(Task):
 
 
 def is_experiment(folder: Path) -> bool:
-    """Say whether a folder holds a prepared experiment, complete as far as training needs it."""
+    """Return whether a folder holds a prepared experiment with all that training needs."""
     return (folder / "alignment" / "step.json").is_file()

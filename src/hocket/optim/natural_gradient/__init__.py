@@ -1,4 +1,4 @@
-"""Natural gradient as Kaldi has it: the estimate, the layers it is put into, SGD built on it.
+"""Natural gradient as in Kaldi: the estimate, the layers that use it, and SGD built on it.
 
 May import core, errors. `OnlineNaturalGradient` is the mathematics (`online.py`); `NGSGD` is a
 `torch.optim` optimizer for any loop, `NaturalSGD` the optimizer of Hocket's own runs.

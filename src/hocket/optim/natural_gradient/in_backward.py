@@ -1,29 +1,29 @@
-"""Steps of natural-gradient SGD while the backward pass runs: no gradient is ever stored.
+"""Natural-gradient SGD that steps during the backward pass, so that no gradient is stored.
 
 As soon as both sides of a layer are known,
 
     w_l <- w_l - c_l lr s_x s_y Y^' X^                                                     (1)
 
-goes into the weight as one product, when that weight is in the caches (the derivative for the layer
-below has just been multiplied by it). A model's gradient need not be written, read for its norm and
-read once more for the step; nor need there be memory for it.
+is added to the weight as one product, while that weight is in the caches (the derivative for the
+layer below has just been multiplied by it). The model's gradient is not written, not read for its
+norm and not read again for the step, and needs no memory.
 
-The limits on a step (`ngsgd`, eqs. 3 and 4) are kept without looking at the change first. Because s
-gives each side the length back that its preconditioner took,
+The limits on a step (`ngsgd`, eqs. 3 and 4) hold without measuring the change first. Because s gives
+each side back the length that its preconditioner took away,
 
     |lr s_x s_y Y^' X^|  <=  lr s_x |X^| s_y |Y^|  =  lr |X| |Y|                           (2)
 
-and both norms are known. Only where (2) is above a layer's limit is the product formed apart and
-measured. The limit M of the whole model cannot be known before the last layer's change is. It is
-kept by tightening each layer's, so that all of them together cannot exceed it:
+and both norms are known. The product is formed separately and measured only if (2) is above a
+layer's limit. The factor for the limit M of the whole model would be known only after the last
+layer. Instead, each layer's limit is tightened, so that all layers together cannot exceed M:
 
     M_l <- M_l min(1, M / |M_1, M_2, ...|)                                                 (3)
 
-Differences from stepping afterwards: (3) in place of the common factor, so steps near the limits
-are shorter. A layer whose change is not finite keeps its weight; the others do not wait for that.
-Limits: whatever needs gradients before a step (clipping, accumulation, loss scaling, averaging over
-learners, momentum, weight decay) needs them stored; a layer may be used once in a forward pass. On
-a GPU every layer waits for its norms.
+Differences from stepping afterwards: (3) replaces the common factor, so steps near the limits are
+shorter. A layer whose change is not finite keeps its weight; the other layers still change. Limits:
+everything that needs gradients before a step (clipping, accumulation, loss scaling, averaging over
+learners, momentum, weight decay) needs them stored; a layer may be used only once in a forward
+pass. On a GPU, every layer waits for its norms.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from hocket.support.distributed import num_processes
 
 
 class LayerStep:
-    """Eq. 1 for one layer, once for every step of the model."""
+    """Applies eq. 1 to one layer, once in every step of the model."""
 
     def __init__(
         self,
@@ -62,28 +62,28 @@ class LayerStep:
         self.done = False
 
     def wants(self, weight: torch.Tensor) -> bool:
-        """Say whether the pass asks for this gradient at all; refuse what a step would spoil."""
+        """Return whether the pass needs this gradient; refuse uses that an early step would spoil."""
         own = self._linear.weight
         if weight is not own:
             raise ContractError(
-                f"in_backward: layer {self._name!r} was used with another weight than its own, as "
-                "by torch.func.functional_call; that needs NGSGD(..., in_backward=False)"
+                f"in_backward: layer {self._name!r} was used with another weight than its own "
+                "(torch.func.functional_call?); that needs NGSGD(..., in_backward=False)"
             )
         if not (own.requires_grad and self._is_asked_for(own)):
             return False
         if self.done:
             raise ContractError(
-                f"in_backward: layer {self._name!r} came by twice before step(), and the first "
-                "pass has changed it already. Either backward() was called twice, perhaps of "
-                "another model's loss, or the model uses the layer twice. Added-up gradients need "
-                "NGSGD(..., in_backward=False); a model that is only passed through must be frozen "
-                "meanwhile (requires_grad_(False))"
+                f"in_backward: backward() reached layer {self._name!r} twice before step(), and "
+                "the first time has changed it already. Either backward() was called twice, "
+                "perhaps for another model's loss, or the model uses the layer twice. To add up "
+                "gradients, use NGSGD(..., in_backward=False); if gradients only pass through this "
+                "model, freeze it meanwhile (requires_grad_(False))"
             )
         self.done = True
         return True
 
     def _is_asked_for(self, weight: torch.Tensor) -> bool:
-        """Tell `loss.backward()` from gradients of something else, such as the inputs."""
+        """Return whether this pass computes the weight's gradient, not only that of the inputs."""
         will_run = getattr(torch._C, "_will_engine_execute_node", None)
         if will_run is None:
             return True
@@ -92,11 +92,11 @@ class LayerStep:
         except RuntimeError as error:
             raise ContractError(
                 f"in_backward: torch.autograd.grad asks for a gradient of layer {self._name!r}, "
-                "but none is kept: use loss.backward(), or NGSGD(..., in_backward=False)"
+                "but none is stored: use loss.backward(), or NGSGD(..., in_backward=False)"
             ) from error
 
     def __call__(self, inputs: Turned, outputs: Turned) -> None:
-        """Change weight and bias."""
+        """Change weight and bias by eq. 1, within the limit."""
         weight, rate = self._linear.weight, self._rate()
         bound = rate * math.sqrt(float(inputs.before) * float(outputs.before))  # eq. 2
         step = -rate * inputs.scale_here() * outputs.scale_here()
@@ -110,18 +110,18 @@ class LayerStep:
             self._linear.bias.addmv_(outputs.x_hat.T, inputs.ones_hat, alpha=step)
 
     def end(self) -> None:
-        """The model's step is made; a gradient that another use left would be a second one."""
+        """End the model's step; refuse a gradient left by another use: it would be a second step."""
         left = [p for p in self._linear.parameters() if p.grad is not None]
         if left:
             raise ContractError(
                 f"in_backward: layer {self._name!r} has a .grad at step(), from before or from a "
                 "use of its parameters outside the layer (a penalty in the loss?), but backward() "
-                "has changed it already: clear it, or use NGSGD(..., in_backward=False)"
+                "has changed the layer already: clear .grad, or use NGSGD(..., in_backward=False)"
             )
         self.done = False
 
     def _step_apart(self, inputs: Turned, outputs: Turned, rate: float) -> None:
-        """Eq. 1 with the change at hand: only so can its length be told, or it be rounded."""
+        """Apply eq. 1 with the change in memory, to measure its length or to round it."""
         params = [self._linear.weight, self._linear.bias]
         same = params[0].dtype == inputs.x_hat.dtype
         room = self._room.like(params[0], "change") if same else None
@@ -136,22 +136,22 @@ class LayerStep:
 
 
 def refuse(rule: Mapping[str, Any]) -> None:
-    """Refuse options that need a gradient that is stored."""
+    """Refuse options that need a stored gradient."""
     for key, needed in (("form", "online"), ("momentum", 0.0), ("weight_decay", 0.0)):
         require(
             rule[key] == needed,
             f"in_backward needs {key} = {needed!r}, not {rule[key]!r}: anything else needs a "
-            "gradient that is stored",
+            "stored gradient",
         )
     require(
         num_processes() == 1,
         "in_backward leaves no gradients to average over the processes of torch.distributed: use "
-        "in_backward=False with DistributedDataParallel and its like",
+        "in_backward=False with DistributedDataParallel and the like",
     )
 
 
 def refuse_shared(model: nn.Module, preconditioner: Preconditioner) -> None:
-    """Refuse layers that are changed by more than their own pass: their limits could not hold."""
+    """Refuse layers that share parameters: other modules would change them too, beyond limits."""
     uses = uses_of(model)
     for name in preconditioner.layers:
         own = model.get_submodule(name)._parameters
@@ -164,13 +164,13 @@ def refuse_shared(model: nn.Module, preconditioner: Preconditioner) -> None:
 
 
 def tightened(limits: Sequence[float], whole: float) -> list[float]:
-    """Return the layers' limits such that all together cannot exceed that of the whole, eq. 3."""
+    """Return layer limits that together cannot exceed the limit of the whole model, eq. 3."""
     if not whole:
         return list(limits)
     require(
         all(limits),
-        "in_backward: max_change_global is kept by limiting every layer, so max_change and "
-        "max_change_output cannot be 0 unless max_change_global is, too",
+        "in_backward: max_change_global works by limiting every layer, so max_change and "
+        "max_change_output cannot be 0 unless max_change_global is 0 too",
     )
     factor = min(1.0, whole / math.hypot(*limits))
     return [factor * limit for limit in limits]
@@ -182,7 +182,7 @@ def begin(
     limits: Mapping[str, float],
     rate: Callable[[], float],
 ) -> list[LayerStep]:
-    """Let all preconditioned layers be changed as soon as their change is known."""
+    """Set up all preconditioned layers to change as soon as their change is known."""
     refuse_shared(model, preconditioner)
     steps, room = [], Scratch()
     for name, layer in preconditioner.layers.items():

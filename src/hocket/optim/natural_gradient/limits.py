@@ -1,4 +1,4 @@
-"""Kaldi's limits on a step: of each layer's change, and of the model's (`ngsgd`, eqs. 3 to 5)."""
+"""Kaldi's limits on a step, for each layer and for the whole model (`ngsgd`, eqs. 3 to 5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.errors import require
 
 @dataclass(frozen=True)
 class Limits:
-    """Eqs. 3 and 4."""
+    """The limits of eqs. 3 and 4; 0 means no limit."""
 
     max_change: float = 0.75
     max_change_output: float = 1.5
@@ -43,12 +43,12 @@ class Limits:
 
 
 def within(norm: float, limit: float) -> float:
-    """Return what a change must be multiplied by to keep a limit; 0 is none."""
+    """Return the factor that brings a change within a limit; limit 0 means no limit."""
     return limit / norm if limit and norm > limit else 1.0
 
 
 def layers_of(shapes: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """Group parameters by module, the output layer (the last with a matrix) at the end."""
+    """Group parameters by module; the output layer (the last with a matrix) comes last."""
     groups: dict[str, list[int]] = {}
     output = ""
     for index, (name, shape) in enumerate(shapes.items()):
@@ -60,7 +60,7 @@ def layers_of(shapes: Mapping[str, Sequence[int]]) -> list[list[int]]:
 
 
 def length_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the norm of all of them together."""
+    """Return the norm of all tensors together."""
     return math.sqrt(sum(float(torch.dot(t.reshape(-1), t.reshape(-1))) for t in tensors))
 
 

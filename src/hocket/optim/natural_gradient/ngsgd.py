@@ -1,7 +1,7 @@
 """Natural-gradient SGD: the preconditioner's gradients, Kaldi's momentum, and its limits on a step.
 
     v <- mu v + lr g                         g: natural, a mean over frames               (1)
-    delta = (1 - mu) v                       so momentum leaves the rate as it is         (2)
+    delta = (1 - mu) v                       so momentum does not change the rate         (2)
     c_l = min(1, M_l / |delta_l|)            each layer's change is at most M_l           (3)
     c = min(1, M / |c_l delta_l, all l|)     and that of the whole model at most M        (4)
     w_l <- w_l - c c_l delta_l                                                            (5)
@@ -18,11 +18,11 @@ Zhang, S. Khudanpur, arXiv:1410.7455. Where the gradient becomes natural: `preco
 
 0 means no limit. Rates: Kaldi sums the gradient over the frames of a minibatch, here it is their
 mean; so Kaldi's 3e-4 at 512 frames is 0.15 here. Weight decay is added to the natural gradient, not
-preconditioned with it. A change that is not finite is not made, and the velocity begins anew (but
-without any limit no norm is taken, and nothing is noticed).
+preconditioned with it. A change that is not finite is not made, and the velocity is set to zero.
+(Without any limit, norms are not computed, so this is not noticed.)
 
-Two forms of the same rule: `NGSGD`, a torch optimizer for a loop of one's own, and `NaturalSGD`,
-`[optimizer] name = "ngsgd"`, for Hocket's learners, where the worker preconditions.
+Two forms of the same rule: `NGSGD` is a torch optimizer for any training loop; `NaturalSGD`
+(`[optimizer] name = "ngsgd"`) is for Hocket's learners, where the worker preconditions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ from hocket.optim.natural_gradient.preconditioning import (
 )
 
 log = logging.getLogger("hocket")
-_ONLINE = ("rank_in", "rank_out", "update_period", "num_samples_history")  # of that form only
+_ONLINE = (
+    "rank_in",
+    "rank_out",
+    "update_period",
+    "num_samples_history",
+)  # used by the online form only
 
 
 # ---------------------------------------------------------------------------- for Hocket's learners
@@ -92,13 +97,12 @@ class NaturalSGD(Optimizer):
         for key in unused:
             require(
                 getattr(self, key) == getattr(type(self), key),
-                f"optimizer.{key} cannot take effect with optimizer.form = {self.form!r}: leave it "
-                "out",
+                f"optimizer.{key} has no effect with optimizer.form = {self.form!r}: leave it out",
             )
 
     @property
     def natural_gradient(self) -> NaturalGradientOptions | None:
-        """Return what the worker preconditions with."""
+        """Return the options of the worker's preconditioner; None if there is none."""
         options = NaturalGradientOptions(
             self.form,
             self.rank_in,
@@ -114,14 +118,14 @@ class NaturalSGD(Optimizer):
         return Limits(self.max_change, self.max_change_output, self.max_change_global)
 
     def fitted(self, layout: Layout) -> NaturalSGD:
-        """Return the same rule, knowing where each layer lies in a flat vector."""
+        """Return the same rule for a layout, which says where each layer lies in a flat vector."""
         copy = replace(self)
         object.__setattr__(copy, "_layout", layout)
         return copy
 
     @property
     def limits_change(self) -> bool:
-        """Unless all limits are 0."""
+        """True unless all limits are 0."""
         return self._limits.any
 
     def tightened(self, factor: float) -> NaturalSGD:
@@ -131,27 +135,27 @@ class NaturalSGD(Optimizer):
         return tighter if self._layout is None else tighter.fitted(self._layout)
 
     def init(self, params: Flat) -> NaturalState:
-        """No velocity yet."""
+        """Return a state without a velocity."""
         return NaturalState()
 
     @property
     def has_moments(self) -> bool:
-        """With momentum."""
+        """True with momentum."""
         return self.momentum > 0
 
     def moments(self, params: Flat, state: NaturalState) -> list[Flat]:
-        """Return the velocity; one of zero is the same as none yet."""
+        """Return the velocity, or zeros before the first step, which means the same."""
         if not self.momentum:
             return []
         return [torch.zeros_like(params) if state.velocity is None else state.velocity]
 
     def remember_(self, state: NaturalState, moments: Sequence[Flat]) -> None:
-        """Take over a velocity."""
+        """Copy a velocity."""
         for velocity in moments:
             state.velocity = velocity.clone()
 
     def forget_(self, state: NaturalState) -> None:
-        """Stand still."""
+        """Drop the velocity."""
         state.velocity = None
 
     def _step_parts_(self, params: Flat, grad: Parts, state: NaturalState, lr: float) -> None:
@@ -177,7 +181,7 @@ class NaturalSGD(Optimizer):
     def _pieces(self, flat: Flat) -> list[torch.Tensor]:
         if self._layout is None:
             raise ContractError(
-                "ngsgd limits each layer's change and must be told where layers lie: use the "
+                "ngsgd limits each layer's change and must know where layers lie: use the "
                 "optimizer of the learner (`me.optimizer`), or `optimizer.fitted(layout)`"
             )
         return [flat[e.offset : e.offset + e.num_values] for e in self._layout.entries]
@@ -197,12 +201,13 @@ class NGSGD(torch.optim.Optimizer):
     >>> optimizer = NGSGD(model, lr=0.1)
     >>> optimizer.zero_grad(); loss.backward(); optimizer.step()
 
-    The loss is a mean over frames. Linear layers are preconditioned from now on: what `backward`
-    leaves in their `.grad` is the natural gradient. `remove()` ends that. Parameters of anything
-    else take plain SGD; `plain` names them, and so does the log.
+    The loss is a mean over frames. Linear layers are preconditioned from now on: `backward` puts
+    the natural gradient into their `.grad`. `remove()` ends that. All other parameters take plain
+    SGD; `plain` and the log name them.
 
-    With `in_backward=True` these layers are changed while `backward` runs, and have no `.grad`:
-    less time and memory, for loops that do nothing between `backward` and `step` (`in_backward`).
+    With `in_backward=True` these layers are changed while `backward` runs, and have no `.grad`.
+    That saves time and memory in loops that do nothing between `backward` and `step` (see module
+    `in_backward`).
     """
 
     def __init__(
@@ -267,14 +272,14 @@ class NGSGD(torch.optim.Optimizer):
             raise
         each = list(limits.values())
         self._limits = Limits(each[0], each[-1], 0.0)
-        self._step_supports_amp_scaling = True  # so that a GradScaler shows itself in step()
+        self._step_supports_amp_scaling = True  # so that step() can see a GradScaler
 
     def _rate(self) -> float:
         return float(self.param_groups[0]["lr"])
 
     @property
     def in_backward(self) -> bool:
-        """Whether `backward` makes the steps of the preconditioned layers."""
+        """True if `backward` makes the steps of the preconditioned layers."""
         return bool(self._early)
 
     @torch.no_grad()
@@ -301,14 +306,14 @@ class NGSGD(torch.optim.Optimizer):
         return loss
 
     def _end_early_steps(self, group: Mapping[str, Any]) -> None:
-        """Refuse what came between backward() and step(); then all layers may come by again."""
+        """Refuse what happened between backward() and step(); then make all layers ready again."""
         if not self._early:
             return
         early.refuse(asdict(self.rule) | {"momentum": group["momentum"]})
         require(
             getattr(self, "grad_scale", None) is None,
-            "in_backward: a GradScaler's factor is in the steps that backward() has made already: "
-            "train without it, or with in_backward=False",
+            "in_backward: the steps that backward() has made already contain a GradScaler's "
+            "factor: train without a GradScaler, or with in_backward=False",
         )
         for made in self._early:
             made.end()
@@ -328,16 +333,16 @@ class NGSGD(torch.optim.Optimizer):
         return velocity
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all it remembers, with the estimates of the Fisher matrices."""
+        """Return the complete state, with the estimates of the Fisher matrices."""
         sides = self.preconditioner.state if self.preconditioner else {}
         return super().state_dict() | {"natural_gradient": saved_sides(sides)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         require(
             "natural_gradient" in state_dict,
-            "this is not the state of an NGSGD: it has no 'natural_gradient'. To begin with what "
-            "another optimizer trained, load the model alone",
+            "this is not the state of an NGSGD: it has no 'natural_gradient'. To continue from a "
+            "model that another optimizer trained, load only the model",
         )
         rest = {k: v for k, v in state_dict.items() if k != "natural_gradient"}
         super().load_state_dict(rest)

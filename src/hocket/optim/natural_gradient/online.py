@@ -1,19 +1,19 @@
-"""Natural-gradient SGD's preconditioner: an online, low-rank estimate of the Fisher matrix.
+"""The preconditioner of natural-gradient SGD: an online, low-rank estimate of the Fisher matrix.
 
 Reference: D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with natural gradient and
 parameter averaging", arXiv:1410.7455 (ICLR workshop 2015). The constants are those of Kaldi's code
-(`OnlineNaturalGradient`), and so are the results: tests compare with its own output.
+(`OnlineNaturalGradient`), and so are the results: tests compare them with Kaldi's output.
 
 The idea
 --------
 A linear layer sees N rows per minibatch: inputs x_n (with a 1 appended for the bias) and
 derivatives y_n of the loss by its outputs. Its gradient is Y'X. Each side has a matrix of second
 moments, F_x = mean of x x', F_y = mean of y y'; the Fisher matrix of the layer is modelled as their
-Kronecker product, so the natural gradient (Y F_y^-1)' (X F_x^-1) needs nothing but each side's rows
-multiplied by an inverse. (`'` is the transpose.) The two sides are alike and independent; from here
-on X stands for either.
+Kronecker product, so the natural gradient (Y F_y^-1)' (X F_x^-1) only needs each side's rows
+multiplied by an inverse. (`'` is the transpose.) The two sides are treated alike and independently;
+from here on X stands for either of them.
 
-The estimate, of rank R in D dimensions, is kept as
+The estimate, of rank R in D dimensions, has the form
 
     F = O' diag(d) O + rho I,          O O' = I (O is R x D),  d > 0,  rho > 0             (1)
     tr F = D rho + sum d                                                                   (2)
@@ -25,20 +25,21 @@ R of its eigenvalues are
 
     beta = rho (1 + alpha) + alpha sum(d) / D                                              (3)
 
-and the others beta + d_i. So beta G^-1 leaves a row as it is, but for R directions that it shrinks:
+and the others beta + d_i. So beta G^-1 shrinks a row in R directions and does not change it in the
+others:
 
     beta G^-1 = I - O' E O,            e_i = d_i / (beta + d_i) = 1 / (beta / d_i + 1)     (4)
     X^ = X - H W,                      H = X W',  W = E^1/2 O                              (5)
 
-W, not O, is stored: (5) is two thin products. The lost length comes back as a scalar,
+W, not O, is stored: (5) is two thin products. A scalar restores the lost length,
 
     s = |X| / |X^|   (Frobenius norms; 1 if X is zero)                                     (6)
 
-one for each side, so that the step has the size that the learning rate means.
+one for each side, so that the step has the size that the learning rate asks for.
 
 Updating it
 -----------
-After use, the minibatch enters with weight eta = 1 - exp(-N / S):
+After its use, the minibatch is added to F with weight eta = 1 - exp(-N / S):
 
     T = (eta/N) X'X + (1 - eta) F                                                          (7)
 
@@ -46,8 +47,8 @@ F's new directions are one step of the power method, O T, made orthonormal by th
 
     Z = (O T) (O T)' = U diag(c) U',   O_new = c^-1/2 U' O T                               (8)
 
-because O is nearly right already. sqrt(c) then estimates T's leading eigenvalues, and rho is what
-leaves the trace as it was:
+because O is nearly right already. sqrt(c) then estimates T's leading eigenvalues, and rho is chosen
+to keep the trace:
 
     rho_new = (tr T - sum sqrt(c)) / (D - R),     d_new = sqrt(c) - rho_new                (9)
 
@@ -67,18 +68,18 @@ No D x D matrix is formed. With J = H'X, L = H'H, K = J J' and q = d + rho,
 | W,d,rho| `Fisher`             | the state                                           |
 | -      | `update_period`      | F is updated in every n-th call after call 10       |
 
-The minibatch is transformed with the F of *before* it: were its own rows in F, each would be shrunk
-just because it is there.
+The minibatch is transformed with the F from *before* it: if its own rows were in F, each row would
+be shrunk by its own presence.
 
 What keeps float32 stable: eta is capped (else all-zero rows lead to 0/0), c is floored at
 (rho (1-eta))^2, which it cannot fall below in exact arithmetic, d and rho are floored relative to
 the largest eigenvalue, (11) is evaluated in float64 because it holds fourth powers of the data, and
-rows of W that have lost their orthogonality are mended. Rows so large that their fourth powers
-overflow are transformed, but do not enter F.
+rows of W that have lost their orthogonality are made orthogonal again. Rows so large that their
+fourth powers overflow are transformed, but not added to F.
 
-Differences from Kaldi: the state may outlive an averaging of models (Kaldi starts anew with every
-job); sign conventions of eigenvectors. Limits: the rows of a minibatch count as independent; in
-minibatches of 4600 rows or more eta is at its cap and F remembers little else.
+Differences from Kaldi: the state may be kept when models are averaged (Kaldi starts again in every
+job); sign conventions of eigenvectors. Limits: the rows of a minibatch are treated as independent;
+in minibatches of 4600 rows or more, eta is at its cap and F remembers little of earlier ones.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ ETA_MAX = 0.9  # above this, all-zero input gives NaN
 EPSILON = 1e-10  # absolute floor of d and rho, and what they start from
 DELTA = 5e-4  # relative floor, of d and rho to the largest eigenvalue; at 1e-5 float32 is unstable
 MAX_CONDITION = 1e6  # of Z; beyond it W is checked for orthogonality
-ORTHONORMAL = 1e-3  # how far O O' may be from I before it is mended
+ORTHONORMAL = 1e-3  # how far O O' may be from I before it is corrected
 MAX_CHOLESKY = 100.0  # in an inverse Cholesky factor; beyond it QR is safer
 
 
@@ -116,26 +117,26 @@ class Fisher:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The number of dimensions, D."""
         return self.w.shape[1]
 
     def trace(self) -> float:
-        """tr F, eq. 2."""
+        """Return tr F, eq. 2."""
         return self.dim * self.rho + float(self.d.sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the state as plain values, for a checkpoint."""
         return {"w": self.w, "d": self.d, "rho": self.rho, "calls": self.calls}
 
     @classmethod
     def from_state_dict(cls, saved: dict[str, Any]) -> Fisher:
-        """Go on from plain values; the small part lives on the CPU."""
+        """Restore the state from plain values; `d` goes to the CPU."""
         return cls(saved["w"].clone(), saved["d"].cpu().clone(), saved["rho"], saved["calls"])
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is left of a minibatch that has yet to enter F."""
+    """What `settle` needs to know of a minibatch that is not in F yet."""
 
     j: torch.Tensor  # (R, D)
     gram: torch.Tensor  # (R, R), L
@@ -146,7 +147,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Turned:
-    """Rows multiplied by beta G^-1, and the squared norms on both sides of it."""
+    """Rows multiplied by beta G^-1, and their squared norms before and after it."""
 
     x_hat: torch.Tensor
     ones_hat: torch.Tensor | None
@@ -154,12 +155,12 @@ class Turned:
     after: torch.Tensor
 
     def scale(self) -> torch.Tensor:
-        """s, eq. 6."""
+        """Return s, eq. 6."""
         scale = torch.sqrt(self.before / self.after)
         return torch.where(self.before == 0, torch.ones_like(scale), scale)
 
     def scale_here(self) -> float:
-        """s as a number, at a tenth of the cost; what is on a device would be waited for."""
+        """Return s as a Python number, at a tenth of the cost; on a GPU this waits for the device."""
         before, after = float(self.before), float(self.after)
         if before == 0:
             return 1.0
@@ -173,7 +174,7 @@ def smoothed(d: Floats, rho: float, alpha: float, dim: int) -> tuple[float, Floa
 
 
 class OnlineNaturalGradient:
-    """One side of one layer; `state` may be swapped from outside.
+    """The preconditioner of one side of one layer; its `state` may be replaced.
 
     >>> side = OnlineNaturalGradient(rank=20)
     >>> x_hat, scale = side.precondition(x)  # (N, D) -> (N, D), and a scalar tensor
@@ -202,7 +203,7 @@ class OnlineNaturalGradient:
 
     @property
     def state(self) -> Fisher | None:
-        """F, complete; None before the first minibatch."""
+        """F with the last minibatch in it; None before the first minibatch."""
         self.settle()
         return self._fisher
 
@@ -212,10 +213,10 @@ class OnlineNaturalGradient:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Let the last minibatch enter F, if it has not; the next one would do it, too.
+        """Add the last minibatch to F, if that was not done; the next minibatch would do it too.
 
-        Put off because a model has many sides: done one after the other, when no large product
-        comes between, their small operations cost half.
+        This is delayed because a model has many sides: if all are updated one after the other,
+        without large products between them, their small operations take half the time.
         """
         seen, self._seen = self._seen, None
         if seen is not None and self._fisher is not None:
@@ -225,11 +226,11 @@ class OnlineNaturalGradient:
     def precondition(
         self, x: torch.Tensor, *, unit: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return X^ before scaling, and the scalar s (eqs. 5, 6); then let X enter F.
+        """Return X^ before scaling, and the scalar s (eqs. 5, 6); then add X to F.
 
-        `unit`: F is that of unit * X. The result is the same for any unit but for the absolute
-        floor; give what makes rows comparable to Kaldi's (the number of rows, if X are derivatives
-        of a mean).
+        `unit`: F is that of unit * X. Apart from the absolute floor, the result does not depend on
+        it. Choose it so that rows are comparable to Kaldi's: the number of rows, if X are
+        derivatives of a mean.
         """
         turned = self.turn(as_rows(x), unit=unit)
         return turned.x_hat.reshape(x.shape), turned.scale()
@@ -238,7 +239,7 @@ class OnlineNaturalGradient:
     def precondition_with_ones(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same for [X, 1] without making it: X^, the transformed column of ones, and s."""
+        """Return the same for [X, 1] without forming it: X^, the transformed ones, and s."""
         turned = self.turn(as_rows(x), ones=True)
         assert turned.ones_hat is not None
         return turned.x_hat, turned.ones_hat, turned.scale()
@@ -251,14 +252,14 @@ class OnlineNaturalGradient:
         unit: float = 1.0,
         out: torch.Tensor | None = None,
     ) -> Turned:
-        """Apply F to rows as `as_rows` makes them, and remember them for `settle`.
+        """Apply F to rows from `as_rows`, and keep what `settle` needs of them.
 
         `out` is memory for X^.
         """
         num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
         flat = x_ND.reshape(-1)
         before, column = torch.dot(flat, flat), None
-        if dim <= 1 or num_rows == 0:  # one direction: nothing to tell apart
+        if dim <= 1 or num_rows == 0:  # one direction: all rows are parallel
             return Turned(x_ND, x_ND.new_ones(num_rows) if ones else None, before, before)
         fisher = self.state
         if fisher is None:
@@ -288,7 +289,7 @@ class OnlineNaturalGradient:
     # ------------------------------------------------------------------ F
 
     def _begin(self, x_ND: torch.Tensor, ones: bool, unit: float) -> Fisher:
-        """Start from orthonormal rows without a preferred direction, and learn X itself."""
+        """Start from orthonormal rows without a preferred direction, and add X itself."""
         num_rows, dim = x_ND.shape[0], x_ND.shape[1] + ones
         rank = min(self.rank, dim - 1)
         fisher = Fisher(
@@ -305,7 +306,7 @@ class OnlineNaturalGradient:
         return fisher
 
     def _first_e(self, rank: int, dim: int) -> float:
-        """Eq. 4 for d = rho."""
+        """Return e of eq. 4 for d = rho."""
         return 1 / (2 + self.alpha * (dim + rank) / dim)
 
     def eta(self, num_rows: int) -> float:
@@ -314,18 +315,18 @@ class OnlineNaturalGradient:
 
 
 def enter_(fisher: Fisher, seen: Seen, eta: float, alpha: float) -> None:
-    """Let a minibatch enter F: eqs. 8 to 12. What is of size R x R is worked out on the CPU."""
+    """Add a minibatch to F, eqs. 8 to 12. Matrices of size R x R are computed on the CPU."""
     square, dim, j_RD = float(seen.square), fisher.dim, seen.j
-    if not math.isfinite(square):  # a diverged minibatch must not spoil what follows
+    if not math.isfinite(square):  # a diverged minibatch must not spoil F
         return
-    a, c = eta / seen.num_rows * seen.unit**2, 1 - eta  # unit^2 X'X is what enters
+    a, c = eta / seen.num_rows * seen.unit**2, 1 - eta  # unit^2 X'X is added
     d = fisher.d.numpy()
     q, u = d + fisher.rho, 1 / np.sqrt(smoothed(d, fisher.rho, alpha, dim)[1])
     uu = a * u[:, None] * u
     z = _numpy(j_RD @ j_RD.T) * (a * uu)  # eq. 11; uu makes it float64
     z += _numpy(seen.gram) * (c * uu * (q[:, None] + q))
     z.flat[:: len(d) + 1] += (c * q) ** 2
-    if not np.isfinite(z).all():  # fourth powers have left float32
+    if not np.isfinite(z).all():  # fourth powers are outside of float32
         return
     sizes, u_RR, risky = _spectrum(z, (fisher.rho * c) ** 2)
     trace = a * square + c * fisher.trace()
@@ -341,7 +342,7 @@ def enter_(fisher: Fisher, seen: Seen, eta: float, alpha: float) -> None:
 
 
 def _spectrum(z: Floats, floor: float) -> tuple[Floats, Floats, bool]:
-    """Return sqrt(c) in descending order, U, and whether rounding may have hurt them."""
+    """Return sqrt(c) in descending order, U, and whether rounding may have spoilt them."""
     size = max(1.0, float(z.trace()))  # eigenvalues of fourth powers could overflow
     z /= size
     values, vectors = torch.linalg.eigh(torch.from_numpy(z))
@@ -351,7 +352,7 @@ def _spectrum(z: Floats, floor: float) -> tuple[Floats, Floats, bool]:
 
 
 def orthogonalised(w_RD: torch.Tensor, e: Floats) -> torch.Tensor:
-    """Return W = E^1/2 O with O O' = I again, if it has gone too far from it."""
+    """Return W = E^1/2 O, with O O' = I restored if it was too far from that."""
     root, one = np.sqrt(e), np.eye(len(e))
     gram = _numpy(w_RD @ w_RD.T) / (root[:, None] * root)
     if float(np.abs(gram - one).max()) <= ORTHONORMAL:
@@ -366,7 +367,7 @@ def orthogonalised(w_RD: torch.Tensor, e: Floats) -> torch.Tensor:
 
 
 def _first_directions(rank: int, dim: int) -> torch.Tensor:
-    """Orthonormal rows that leave no column out; 1.1 breaks the symmetry."""
+    """Return orthonormal rows that use every column; 1.1 breaks the symmetry."""
     rows = torch.zeros(rank, dim, dtype=torch.float64)
     for r in range(rank):
         rows[r, r::rank] = 1.0
@@ -375,19 +376,19 @@ def _first_directions(rank: int, dim: int) -> torch.Tensor:
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows as a matrix, in a precision that the estimate can live with."""
+    """Return rows as a matrix, in float32 or float64, which the estimate needs."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
 
 def _scatter(h_NR: torch.Tensor, x_ND: torch.Tensor, ones: bool) -> torch.Tensor:
-    """J of eq. 10."""
+    """Return J of eq. 10."""
     j_RD = h_NR.T @ x_ND
     return torch.cat([j_RD, h_NR.sum(0)[:, None]], 1) if ones else j_RD
 
 
 def _numpy(x: torch.Tensor) -> NDArray[Any]:
-    """A small matrix on the CPU: numpy's operations on it cost a fraction of torch's."""
+    """Return a small matrix as numpy, whose operations cost a fraction of torch's."""
     return np.asarray(x.cpu().numpy())
 
 

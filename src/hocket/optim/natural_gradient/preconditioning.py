@@ -1,14 +1,14 @@
-"""Natural gradients from `backward`: the linear layers of any model, preconditioned where they are.
+"""Natural gradients from `backward`: preconditions the linear layers of any model in place.
 
-A tapped layer computes what `nn.Linear` does. In the backward pass it hands out, instead of Y'X and
-Y'1, the natural gradient of `hocket.optim.natural_gradient.online`:
+A *tapped* layer computes what `nn.Linear` does. But in the backward pass it returns, instead of Y'X
+and Y'1, the natural gradient of `hocket.optim.natural_gradient.online`:
 
     weight:  s_x s_y Y^' X^                                                               (1)
     bias:    s_x s_y Y^' o^       (o^: the transformed column of ones, not ones)          (2)
 
-so that whoever reads `.grad` (an optimizer, a strategy that averages gradients, clipping) gets it
-without knowing. It costs no second product of the size of (1): that is why a layer is tapped rather
-than its gradient corrected afterwards.
+so that everything that reads `.grad` (an optimizer, a strategy that averages gradients, clipping)
+gets the natural gradient without a change. This costs no second product of the size of (1), which
+correcting the gradient afterwards would.
 
 Y are the derivatives of a *mean* over rows; the estimate of F sees N times them, the derivatives of
 one row's loss, as in Kaldi. Otherwise its absolute floor would act on well-trained models.
@@ -36,7 +36,7 @@ Sides: TypeAlias = dict[str, Fisher | None]  # "layer.in" and "layer.out"
 
 @dataclass(frozen=True)
 class NaturalGradientOptions:
-    """Kaldi's defaults (nnet3)."""
+    """Options of the preconditioner; the defaults are those of Kaldi's nnet3."""
 
     form: Form = "online"
     rank_in: int = 20  # and at most half of the layer's inputs
@@ -54,23 +54,23 @@ class NaturalGradientOptions:
         return Preconditioner(model, self)
 
     def side(self, rank: int, dim: int) -> OnlineNaturalGradient:
-        """Return one side of a layer."""
+        """Return the preconditioner of one side of a layer."""
         rank = max(1, min(rank, (dim + 1) // 2))  # nnet3's limit
         return OnlineNaturalGradient(rank, self.update_period, self.num_samples_history, self.alpha)
 
 
 class Scratch(threading.local):
-    """Memory in which all layers of a model lay their X^ and Y^, one layer after the other.
+    """Memory for X^ and Y^ that all layers of a model use, one after the other.
 
-    Both are needed until their product only; the next layer finds the memory in the caches. A
-    thread has its own, and a copy of a model begins without any.
+    Both are needed only until their product is formed; the next layer then finds the memory in the
+    caches. Each thread has its own, and a copy of a model starts without any.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
 
     def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
-        """Copy and save nothing of it."""
+        """Leave the memory out of copies and files."""
         return Scratch, ()
 
     def like(self, x: torch.Tensor, side: str) -> torch.Tensor | None:
@@ -84,20 +84,20 @@ class Scratch(threading.local):
 
 
 class Taker(Protocol):
-    """Takes both sides of a layer in the backward pass, in place of a gradient that is handed out.
+    """Uses both sides of a layer in the backward pass, so that no gradient is returned.
 
-    `hocket.optim.natural_gradient.in_backward` has one.
+    `hocket.optim.natural_gradient.in_backward.LayerStep` is one.
     """
 
     def wants(self, weight: torch.Tensor) -> bool:
-        """Say whether this backward pass, of a layer with this weight, is one to take."""
+        """Return whether to use this backward pass of a layer with this weight."""
 
     def __call__(self, inputs: Turned, outputs: Turned) -> None:
-        """Do what is to be done; the sides last until this returns."""
+        """Use the two sides; their memory is valid until this returns."""
 
 
 class Layer:
-    """Both sides of one linear layer."""
+    """The preconditioners of both sides of one linear layer."""
 
     take: Taker | None = None
 
@@ -111,14 +111,14 @@ class Layer:
         self.outputs = options.side(options.rank_out, linear.out_features)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies of a model hand out gradients: whoever takes them knows this one only."""
+        """Leave `take` out of copies: it belongs to this model, so copies return gradients."""
         return {key: value for key, value in vars(self).items() if key != "take"}
 
     @torch.no_grad()
     def gradient(
         self, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the natural gradient of weight and bias, eqs. 1 and 2, unless it is taken."""
+        """Return the natural gradient of weight and bias, eqs. 1 and 2; None if `take` uses it."""
         x_ND, y_NO = as_rows(x), as_rows(y)
         if self.options.form == "online":
             room = self._scratch
@@ -130,7 +130,7 @@ class Layer:
         if self.take is None:
             return product(inputs, outputs)
         self.take(inputs, outputs)
-        return None, None  # X^ and Y^ are given up: the next layer uses their memory
+        return None, None  # the next layer uses the memory of X^ and Y^
 
 
 def _simply(x_ND: torch.Tensor, alpha: float, *, ones: bool = False) -> Turned:
@@ -145,9 +145,9 @@ def _simply(x_ND: torch.Tensor, alpha: float, *, ones: bool = False) -> Turned:
 def product(
     inputs: Turned, outputs: Turned, *, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Eqs. 1 and 2. On the CPU the scalar rides along with the product and costs nothing.
+    """Return eqs. 1 and 2. On the CPU the scalar is a factor in the product and costs nothing.
 
-    `out` is memory for (1) there.
+    `out` is memory for (1), on the CPU.
     """
     x_hat, y_hat = inputs.x_hat, outputs.x_hat
     if x_hat.is_cuda:  # a Python number would have to wait for the device
@@ -182,14 +182,14 @@ class _NaturalLinear(torch.autograd.Function):
             wanted = take.wants(ctx.own)
         x, weight = ctx.saved_tensors
         grad_x = (y @ weight.to(y.dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        if not wanted:  # frozen since, or not asked for: nothing to learn from
+        if not wanted:  # frozen meanwhile, or not needed: nothing to add to F
             return grad_x, None, None, None
         grad_weight, grad_bias = ctx.layer.gradient(x, y)
         return grad_x, grad_weight, grad_bias, None
 
 
 class TappedLinear(nn.Linear):
-    """An `nn.Linear` whose class a `Preconditioner` has exchanged; its parameters are the same."""
+    """An `nn.Linear` whose class a `Preconditioner` has replaced; its parameters are the same."""
 
     tap: Layer
 
@@ -202,7 +202,7 @@ class TappedLinear(nn.Linear):
 
 
 class Preconditioner:
-    """Taps the linear layers of a model; `state` is what it has learnt, and may be swapped."""
+    """Taps the linear layers of a model; `state` holds its estimates, and may be replaced."""
 
     def __init__(self, model: nn.Module, options: NaturalGradientOptions) -> None:
         self._model = model
@@ -219,7 +219,7 @@ class Preconditioner:
             linear.tap = self.layers[name]
         require(
             bool(self.layers),
-            f"natural gradient cannot take effect: {type(model).__name__} has no trained nn.Linear "
+            f"natural gradient has no effect: {type(model).__name__} has no trained nn.Linear "
             "layer; use plain SGD",
         )
 
@@ -232,13 +232,13 @@ class Preconditioner:
 
     @property
     def plain(self) -> list[str]:
-        """Names of the trained parameters whose gradient is left as it is."""
+        """Names of the trained parameters whose gradient is not changed."""
         covered = set(self.covered)
         trained = [n for n, p in self._model.named_parameters() if p.requires_grad]
         return [name for name in trained if name not in covered]
 
     def note(self) -> str:
-        """Say, for the log, what is preconditioned and what is not."""
+        """Return a line for the log: what is preconditioned and what is not."""
         plain = self.plain
         text = f"natural gradient for {len(self.layers)} linear layers"
         if not plain:
@@ -248,7 +248,7 @@ class Preconditioner:
 
     @property
     def state(self) -> Sides:
-        """What every side has learnt; None before its first minibatch."""
+        """The estimate of every side; None before its first minibatch."""
         return {key: side.state for key, side in self._sides()}
 
     @state.setter
@@ -257,7 +257,7 @@ class Preconditioner:
             side.state = sides.get(key)
 
     def settle(self) -> None:
-        """Let the last minibatch enter the estimates; whoever steps calls it after `backward`."""
+        """Add the last minibatch to the estimates; to be called after `backward`, before a step."""
         for _, side in self._sides():
             side.settle()
 
@@ -267,7 +267,7 @@ class Preconditioner:
             yield f"{name}.out", layer.outputs
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Make the layers plain `nn.Linear` again."""
         for name in self.layers:
             linear = self._model.get_submodule(name)
             linear.__class__ = nn.Linear
@@ -281,7 +281,7 @@ def uses_of(model: nn.Module) -> Counter[int]:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Layers whose backward is nothing but a product; subclasses may compute anything.
+    """Yield layers that are exactly `nn.Linear`; subclasses may compute anything.
 
     A weight that several modules share is left out: its gradient is a sum over all its uses.
     """
@@ -295,10 +295,10 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def saved_sides(sides: Sides) -> dict[str, Any]:
-    """Return plain values of what was learnt, for a checkpoint."""
+    """Return the estimates as plain values, for a checkpoint."""
     return {key: fisher.state_dict() for key, fisher in sides.items() if fisher is not None}
 
 
 def restored_sides(saved: dict[str, Any]) -> Sides:
-    """Go on from a checkpoint."""
+    """Return the estimates that `saved_sides` gave as plain values."""
     return {key: Fisher.from_state_dict(values) for key, values in saved.items()}

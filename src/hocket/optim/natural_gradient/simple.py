@@ -1,4 +1,4 @@
-"""The simple form of natural gradient: from each minibatch alone, without a state.
+"""The simple form of natural gradient: computed from each minibatch alone, without a state.
 
 Each row is preconditioned with the scatter of the *other* rows of its minibatch,
 
@@ -10,7 +10,7 @@ g_n = x_n q_n,
 
     p_n = q_n (1 + g_n / (N - 1 - g_n))                                                    (3)
 
-It costs O(min(N, D)^3) and was superseded by the online form (`natural_gradient`).
+It costs O(min(N, D)^3) and was superseded by the online form (`online.py`).
 
 Reference: D. Povey, X. Zhang, S. Khudanpur, arXiv:1410.7455; constants from Kaldi's nnet2.
 """
@@ -26,7 +26,7 @@ from hocket.optim.natural_gradient.online import as_rows
 def simple_natural_gradient(
     x: torch.Tensor, alpha: float = 4.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return P and the scalar |X| / |P|. One row is left as it is: it has no others."""
+    """Return P and the scalar |X| / |P|. A single row is not changed: there are no others."""
     x_ND = as_rows(x)
     num_rows, dim = x_ND.shape
     if num_rows <= 1:
@@ -37,7 +37,9 @@ def simple_natural_gradient(
     by_columns = num_rows >= dim  # the smaller of the two matrices is factorised
     scatter = (x_ND.T @ x_ND if by_columns else x_ND @ x_ND.T) / others
     scatter.diagonal().add_(smoothing)
-    factor = torch.linalg.cholesky_ex(scatter)[0]  # what is not finite stays so, and is skipped
+    factor = torch.linalg.cholesky_ex(scatter)[
+        0
+    ]  # infinity and NaN pass through; the step then skips them
     q_ND = torch.cholesky_solve(x_ND.T if by_columns else x_ND, factor)
     q_ND = q_ND.T if by_columns else q_ND
     g_N = (x_ND * q_ND).sum(1, keepdim=True)

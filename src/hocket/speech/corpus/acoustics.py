@@ -1,4 +1,4 @@
-"""What lies between a mouth and a microphone: rooms and noise, all drawn from a generator.
+"""Room responses and noise for synthetic corpora, all drawn from a random generator.
 
 Signals are float64 on the int16 scale. A room's direct path comes first and has height 1, so
 reverberation does not move the phonemes in time.
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 Signal: TypeAlias = NDArray[np.float64]
 
 FULL_SCALE = 32767.0
-CLOSURE = 0.01  # of the peak (-40 dB): quieter is the closure of a stop
+CLOSURE = 0.01  # of the peak (-40 dB): quieter samples are the closure of a stop consonant
 ACTIVE = 0.02  # of the peak: quieter samples are pauses and do not count as speech level
 
 
 def coloured_noise(rng: np.random.Generator, num_samples: int, sample_rate: int) -> Signal:
-    """White noise with a random tilt, a few resonances and a slow swell; unit power."""
+    """Return white noise with a random tilt, a few resonances and a slow swell, at unit power."""
     spectrum = np.fft.rfft(rng.normal(size=num_samples))
     hertz = np.fft.rfftfreq(num_samples, 1 / sample_rate)
     gain = (np.maximum(hertz, 50.0) / 1000.0) ** (-rng.uniform(0.0, 1.0))
@@ -36,7 +36,7 @@ def coloured_noise(rng: np.random.Generator, num_samples: int, sample_rate: int)
 
 
 def babble(rng: np.random.Generator, voices: list[Signal], num_samples: int) -> Signal:
-    """Return several voices talking at once, each repeated from a random point; unit power."""
+    """Return several voices talking at once, each repeated from a random point, at unit power."""
     total = np.zeros(num_samples)
     for voice in voices:
         repeats = -(-num_samples // len(voice)) + 1
@@ -62,7 +62,7 @@ def room(rng: np.random.Generator, sample_rate: int) -> Signal:
 
 
 def speech_power(x: Signal) -> float:
-    """Return the mean power where something is said."""
+    """Return the mean power of the samples that are speech, leaving out pauses (see `ACTIVE`)."""
     loud = x[np.abs(x) > ACTIVE * np.abs(x).max()] if len(x) else x
     return float(np.mean(loud**2)) if len(loud) else 0.0
 
@@ -83,7 +83,7 @@ def add_noise(x: Signal, noise: Signal, snr_db: float) -> Signal:
 
 
 def set_peak(x: Signal, peak: float) -> Signal:
-    """Scale so that the highest sample is `peak`, a share of full scale."""
+    """Scale the signal so that its highest sample is `peak` times full scale."""
     highest = np.abs(x).max() if len(x) else 0.0
     return x * (peak * FULL_SCALE / highest) if highest > 0 else x
 

@@ -1,7 +1,7 @@
 """What people say to a voice assistant: alarms, dates, times, money, names, places, numbers.
 
-About a thousand words. The grammar is ours; names of people and places stand for no one in
-particular.
+About a thousand words. The grammar was written for this project; the names of people and places
+refer to nobody in particular.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A corpus: plan the speakers, speak, pass the speech through rooms and noise, write data folders.
+"""Build a corpus: plan speakers, synthesise speech, add rooms and noise, write data directories.
 
     DIR/{train,dev,test}/   Kaldi data directories, and phones.ctm (the synthesiser's own times)
     DIR/wav/SPEAKER/        the audio
     DIR/noise/SPLIT/        the noise recordings of a split
-    DIR/lexicon.txt         what the synthesiser pronounced, word by word
+    DIR/lexicon.txt         how the synthesiser pronounced each word
     DIR/lm.txt              more sentences of the same grammar, for a language model
-    DIR/corpus.json         how all this was made
+    DIR/corpus.json         options and versions it was made with, and its size
 
-Voices, rooms and noise of the three splits are disjoint; half of the speakers of each are women. A
-group of speakers is one job in a fresh process, a speaker is seeded by (seed, split, number): the
-same seed gives the same audio on any number of cores. Finished groups are kept when the work is
+The three splits share no voices, rooms or noise; in each of them half of the speakers are women. A
+group of speakers is one job in a fresh process, and a speaker is seeded by (seed, split, number):
+the same seed gives the same audio on any number of cores. Finished groups are kept when the work is
 interrupted.
 """
 
@@ -43,14 +43,14 @@ from hocket.support.progress import progress
 SHARE: Final = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the voices
 NOISE_S: Final = 12.0
 BABBLE_EVERY: Final = 3  # every third noise recording is babble
-SPEAKER_S: Final = 20.0  # of speech by one speaker, unless voices run out
-GROUP: Final = 8  # speakers of one job: a fresh process costs as much as several seconds of speech
+SPEAKER_S: Final = 20.0  # of speech by one speaker; more if there are too few voices
+GROUP: Final = 8  # speakers of one job: a fresh process takes as long as several seconds of speech
 STOPS: Final = frozenset(["p", "t", "k", "b", "d", "g", "t[", "tS", "dZ"])
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """One voice, and how much it has to say."""
+    """One speaker: the voice, and how many seconds of speech it gives."""
 
     id: str
     split: str
@@ -63,7 +63,7 @@ class Speaker:
 
 
 def plan(options: CorpusOptions) -> list[Speaker]:
-    """Choose the speakers of all splits."""
+    """Choose voices, rates and amounts of speech for the speakers of all splits."""
     rng = np.random.default_rng([options.seed, 1])
     names = espeak.variants()
     for sex in names:
@@ -109,7 +109,7 @@ def _speakers(
 
 
 def make_noise(job: tuple[CorpusOptions, str, list[str], Path]) -> None:
-    """Record the noises of one split; babble is spoken by its own voices."""
+    """Write the noise recordings of one split; babble uses voices of the same split."""
     options, split, voices, folder = job
     partial_folder = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
@@ -146,8 +146,9 @@ def _speak(
 ) -> tuple[Signal, list[str], list[tuple[str, float, int]]]:
     """Say one sentence; return it at the corpus's sample rate, its words, its phonemes with times.
 
-    espeak-ng calls the release of a stop its beginning (seen in the audio: 40 ms of silence before
-    it). The closure belongs to the stop, so a stop is said here to begin where silence does.
+    espeak-ng reports the release of a stop consonant as its beginning; the audio has 40 ms of
+    silence before it. The closure is part of the stop, so here a stop begins where that silence
+    begins.
     """
     kind = KINDS[options.kind]
     words = kind.sentence(rng)
@@ -161,7 +162,7 @@ def _speak(
         pitch_range=int(rng.integers(30, 70)),
     )
     if len(spoken.samples) == 0:
-        raise SpeechError(f"espeak-ng said nothing for {text!r} with the voice {voice!r}")
+        raise SpeechError(f"espeak-ng produced no audio for {text!r} with the voice {voice!r}")
     signal = _resample(
         spoken.samples.astype(np.float64), synthesiser.sample_rate, options.sample_rate
     )
@@ -184,13 +185,13 @@ def _resample(x: Signal, from_rate: int, to_rate: int) -> Signal:
 
 @lru_cache
 def _low_pass(factor: int) -> Signal:
-    """The filter that `resample_poly` would design anew for every utterance."""
+    """Return the filter that `resample_poly` would otherwise design again for every utterance."""
     designed: Signal = firwin(20 * factor + 1, 1 / factor, window=("kaiser", 5.0))
     return designed
 
 
 def speak(job: tuple[CorpusOptions, Sequence[Speaker], Path]) -> list[dict[str, Any]]:
-    """Let a group of speakers say all they have to; return (and keep) the records."""
+    """Synthesise all speech of a group of speakers; return its records, and keep them in a file."""
     options, speakers, root = job
     kept = root / "parts" / f"{speakers[0].id}.json"
     if kept.exists():
@@ -207,7 +208,7 @@ def speak(job: tuple[CorpusOptions, Sequence[Speaker], Path]) -> list[dict[str, 
 def _speaker(
     options: CorpusOptions, speaker: Speaker, root: Path, synthesiser: espeak.Espeak
 ) -> dict[str, Any]:
-    """Write the audio of one speaker and return the record."""
+    """Write the audio of one speaker; return the record of its utterances."""
     rng = np.random.default_rng([options.seed, 3, SPLITS.index(speaker.split), speaker.number])
     microphone = Microphone(options, speaker.split, root)
     folder = root / "wav" / speaker.id
@@ -236,13 +237,13 @@ def _speaker(
     return {"speaker": asdict(speaker), "utterances": utterances, "seconds": seconds}
 
 
-# ---------------------------------------------------------------------------- the whole
+# ---------------------------------------------------------------------------- the whole corpus
 
 
 def build(
     options: CorpusOptions, root: Path, *, jobs: int | None = None, show: bool = True
 ) -> dict[str, Any]:
-    """Make the corpus, or go on with one that was interrupted; return its facts."""
+    """Make the corpus, or continue an interrupted one; return what corpus.json holds."""
     jobs = jobs or default_jobs()
     facts = asdict(options) | {
         "espeakng_loader": version("espeakng-loader"),
@@ -294,7 +295,7 @@ def _spoken(
 
 
 def _open(root: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the facts of a finished corpus; refuse to mix two; else begin or go on."""
+    """Return the facts of a finished corpus, else None; refuse a folder with another corpus."""
     done, begun = root / "corpus.json", root / "unfinished.json"
     facts = json.loads(json.dumps(facts))
     for path in (done, begun):
@@ -366,10 +367,10 @@ def _write_lm_text(path: Path, options: CorpusOptions) -> None:
 
 
 def _write_lexicon(path: Path, records: list[dict[str, Any]]) -> None:
-    """Every way each word was pronounced in training, the most frequent first.
+    """Write all pronunciations that each word had in training, the most frequent first.
 
-    espeak-ng says some words as one ("of the"): such a sentence has fewer spoken words than written
-    ones, nothing tells which phones are whose, and it is passed over.
+    espeak-ng speaks some pairs of words as one ("of the"). Such a sentence has fewer spoken words
+    than written ones, so nobody knows which phones belong to which word, and it is skipped.
     """
     seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for record in records:

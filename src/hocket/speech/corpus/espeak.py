@@ -3,10 +3,10 @@
 The library comes with the wheel `espeakng-loader` (the extra `hocket[corpus]`). espeak-ng is GPL-3:
 nothing outside `hocket.speech.corpus` imports this module at load time.
 
-The library keeps state that cannot be reset (a phase of its pitch flutter, its noise source), so an
-utterance sounds a little different after another one, and it seeds some of its noise with the time
-of day. So the seed is set here, and whoever wants the same audio again must speak the same list in
-a fresh process; `build.py` does.
+The library keeps state that cannot be reset (the phase of its pitch flutter, its noise source), so
+an utterance depends a little on the utterances before it. It also seeds some of its noise with the
+time of day, so the seed is set here. To get the same audio again, the same list of utterances must
+be spoken in a fresh process, as `build.py` does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRESS: Final = "',%=|"  # marks before a phoneme's name that are not part of i
 _VARIANT: Final = "0123456789#-"  # marks after it
 PAUSE: Final = "SIL"
 
-# Robots, whispers and demons: nobody speaks to a recogniser like that.
+# Robots, whispers and demons: nobody speaks to a recogniser with such a voice.
 _LEFT_OUT: Final = frozenset(
     [
         "Demonic",
@@ -101,7 +101,7 @@ class Espeak:
         self._library.espeak_ng_SetRandSeed.argtypes = [c.c_long]
         self._library.espeak_ng_SetRandSeed(1)  # else it is the time of day
         callback = c.CFUNCTYPE(c.c_int, c.POINTER(c.c_short), c.c_int, c.POINTER(_Event))
-        self._callback = callback(self._receive)  # kept: the library holds only a pointer
+        self._callback = callback(self._receive)  # kept alive: the library holds only a pointer
         self._library.espeak_SetSynthCallback(self._callback)
         self._chunks: list[NDArray[np.int16]] = []
         self._phones: list[Phone] = []
@@ -137,7 +137,7 @@ class Espeak:
 
 
 def _phone_name(name: str) -> str:
-    """The phoneme without marks of stress and of variants (aI2 is aI, r- is r); may be empty."""
+    """Return the phoneme without marks of stress and variant (aI2 is aI, r- is r); may be empty."""
     if name.startswith("_"):
         return PAUSE
     plain = name.lstrip(_STRESS).strip(";")
@@ -167,7 +167,7 @@ def variants() -> dict[str, list[str]]:
 
 
 def pronounce(words: list[str], accent: str = "gmw/en-US") -> dict[str, tuple[str, ...]]:
-    """Return espeak-ng's phonemes of each word, spoken alone."""
+    """Return espeak-ng's phonemes of each word when it is spoken alone."""
     synthesiser = Espeak()
     spoken = {word: synthesiser.say(word, accent, rate=175, pitch=50) for word in words}
     return {

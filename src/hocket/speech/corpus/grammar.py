@@ -1,10 +1,10 @@
-"""Sentences from a small grammar.
+"""Random sentences from a small grammar.
 
     RULE = words and RULES | another choice | ...
 
-A rule's name is in capitals, everything else is said as it stands; what stands in [brackets] is
-said half of the time. All choices of a rule are equally likely, so a choice that should come more
-often is written more often. A rule may go on in the lines below it, indented.
+A word in capitals is the name of a rule; any other word is spoken as it is written. Words in
+[brackets] are spoken half of the time. All choices of a rule are equally likely, so a choice that
+should be more frequent is written several times. A rule may continue on indented lines below it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Choice = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Grammar:
-    """Rules by name; `start` is what a sentence begins with."""
+    """Rules by name; `start` is the rule of a whole sentence."""
 
     rules: dict[str, tuple[Choice, ...]]
     start: str
 
     @classmethod
     def read(cls, text: str, start: str) -> Grammar:
-        """Read the rules, and refuse a name that has none or a rule that contains itself."""
+        """Parse the rules; refuse a name that has no rule, and a rule that contains itself."""
         rules = {name: tuple(_choices(body)) for name, body in _bodies(text)}
         grammar = cls(rules, start)
         grammar._check(start, ())
@@ -44,7 +44,7 @@ class Grammar:
             self._check(inner, (*above, name))
 
     def sentence(self, rng: np.random.Generator) -> list[str]:
-        """Draw a sentence."""
+        """Draw a random sentence, as a list of words."""
         return list(self._expand(self.start, rng))
 
     def _expand(self, name: str, rng: np.random.Generator) -> Iterator[str]:
@@ -64,13 +64,13 @@ class Grammar:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Every word that can be said."""
+        """Every word that a sentence can contain."""
         tokens = {t for choices in self.rules.values() for choice in choices for t in choice}
         return frozenset(t for t in tokens if not t.isupper()) - {"[", "]"}
 
 
 def _bodies(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each rule's name and what stands for it, lines below it included."""
+    """Yield each rule's name and its choices as text, indented lines included."""
     name, body = "", ""
     for line in text.splitlines():
         if line[:1].isupper():

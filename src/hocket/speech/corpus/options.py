@@ -1,4 +1,4 @@
-"""What decides a corpus."""
+"""The options of a synthetic corpus, and the kinds of corpora there are."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ENGLISH: Final = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What is said, in which accents, and how it is written."""
+    """What the speakers say, in which accents, and how the transcript is written."""
 
     sentence: Sentence
     accents: tuple[str, ...] = ENGLISH
-    comma_share: float = 0.15  # of the gaps between words: a pause
+    comma_share: float = 0.15  # of the words: a comma follows, spoken as a pause
     space: str = " "  # between two words of a transcript
-    lm_sentences: int = 0  # more of the same, as text alone, for a language model
+    lm_sentences: int = 0  # further sentences, as text only, for a language model
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -49,7 +49,7 @@ KINDS: Final[dict[str, Kind]] = {
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """What decides a corpus; all of it is in corpus.json."""
+    """Everything that determines a corpus; corpus.json records all of it."""
 
     kind: str
     hours: float  # of training speech

@@ -1,4 +1,4 @@
-"""A microphone in a room: reverberation, noise, level, and the recorder's own hiss."""
+"""A simulated microphone in a room: reverberation, noise, level, and the recorder's own hiss."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hocket.speech.corpus import acoustics
 from hocket.speech.corpus.acoustics import Signal
 from hocket.speech.corpus.options import NUM_ROOMS, SPLITS, CorpusOptions
 
-ROOM_SHARE: Final = 0.7  # of the utterances, the rest were said close to the microphone
-NOISE_LEVEL: Final = 3000.0  # of the noise recordings
-FLOOR: Final = 3.0  # of the microphone itself, in int16 steps: no recording is silent to the bit
+ROOM_SHARE: Final = 0.7  # of the utterances; the others are spoken close to the microphone
+NOISE_LEVEL: Final = 3000.0  # RMS of the noise recordings, in int16 steps
+FLOOR: Final = 3.0  # of the microphone itself, in int16 steps: no recording is exactly silent
 
 
 @lru_cache
@@ -39,7 +39,7 @@ class Microphone:
     def record(
         self, rng: np.random.Generator, signal: Signal
     ) -> tuple[np.ndarray[Any, np.dtype[np.int16]], dict[str, Any]]:
-        """Return the samples a microphone would have given, and how they came about."""
+        """Return the samples a microphone would record, and the noise, SNR and room it had."""
         peak = float(rng.uniform(0.1, 0.8))
         if self._options.snr_db is None:
             facts: dict[str, Any] = {"noise": None, "snr_db": None, "room": None}

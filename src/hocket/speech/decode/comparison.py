@@ -1,10 +1,10 @@
 """Which of two systems is better, and where one of them goes wrong.
 
 Two systems are compared on the same utterances by the paired bootstrap (Bisani and Ney 2004): draw
-as many utterances with replacement as there are, and look at the difference of the two error rates
-on them; over and over. What is hard for both cancels, so a difference shows that two intervals side
-by side would hide. Utterances of one speaker are not independent; with few speakers the interval is
-too narrow.
+as many utterances with replacement as there are, compute the difference of the two error rates on
+them, and repeat. What is hard for both systems cancels, so this finds differences that two separate
+intervals would hide. Utterances of one speaker are not independent; with few speakers the interval
+is too narrow.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Difference:
 
     first: float
     second: float
-    low: float  # 95 % of the replications lie between
+    low: float  # 95 % of the replications lie between low and high
     high: float
     better_share: float  # of the replications in which the second has fewer errors
 
     @property
     def difference(self) -> float:
-        """Of the rates: below 0, the second is better."""
+        """Second error rate minus the first; below 0, the second system is better."""
         return self.second - self.first
 
     @property
     def significant(self) -> bool:
-        """True if the interval excludes no difference at all."""
+        """True if the interval does not contain 0."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        verdict = "no difference can be told"
+        verdict = "no significant difference"
         if self.significant:
             verdict = "the second is better" if self.difference < 0 else "the first is better"
         return (
@@ -92,7 +92,7 @@ def _differences(words: NDArray[np.int64], more_errors: NDArray[np.int64]) -> ND
     return np.concatenate(found)
 
 
-# ---------------------------------------------------------------------------- the worst
+# ---------------------------------------------------------------------------- worst utterances
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Mistake:
     pairs: tuple[tuple[str, str], ...]  # (reference, hypothesis); GAP where one has nothing
 
     def lines(self) -> list[str]:
-        """Return three lines: reference, hypothesis, and what each column is."""
+        """Return three lines: reference, hypothesis, and the kind of error in each column."""
         rows = ["REF:", "HYP:", "    "]
         for ref, hyp in self.pairs:
             wide = max(cell_len(ref), cell_len(hyp))  # a Chinese character takes two columns
@@ -115,7 +115,7 @@ class Mistake:
 
 
 def kind_of(ref: str, hyp: str) -> str:
-    """Return S, D, I, or nothing."""
+    """Return S, D or I (substitution, deletion, insertion), or nothing if both are equal."""
     if ref == hyp:
         return ""
     return "I" if ref == GAP else "D" if hyp == GAP else "S"
@@ -124,7 +124,7 @@ def kind_of(ref: str, hyp: str) -> str:
 def worst(
     refs: Mapping[str, Words], hyps: Mapping[str, Words], how_many: int, unit: Unit = "word"
 ) -> list[Mistake]:
-    """Return the utterances with the most errors; of equals, the one with the higher rate first."""
+    """Return the utterances with the most errors; of equals, the higher error rate comes first."""
     check_same(refs, hyps)
     refs, hyps = in_units(refs, unit), in_units(hyps, unit)
     errors = utterance_errors(refs, hyps)

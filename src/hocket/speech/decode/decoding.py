@@ -6,8 +6,9 @@ path with the best
 
     acoustic_scale * sum of log-likelihoods + log P(words, durations) - word_penalty * words
 
-WER hangs on the scale more than on most things one would compare, so scale and penalty are tuned on
-dev for every model, and the optimum must lie inside the grid, which is widened while it does not.
+The WER depends on the scale more than on most things one would compare, so scale and penalty are
+tuned on dev for every model. The optimum must lie inside the grid; while it does not, the grid is
+widened.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from hocket.support.progress import progress
 PIECE: Final = 24  # utterances of one job
 SCALE: Final = 0.14  # where tuning begins
 COARSE, FINE, STEP = 1.4, 1.18, 1.0  # ratios of neighbouring scales, difference of penalties
-MAX_WIDENING: Final = 10  # lines tried, each one setting longer
+MAX_WIDENING: Final = 10  # how often a line of settings is made longer
 
 
 @dataclass(frozen=True)
 class Search:
-    """How wide the decoder looks."""
+    """How many alternatives the decoder keeps: its beam, and the most active states."""
 
     beam: float = 10.0
     max_active: int = 2000
@@ -51,7 +52,7 @@ class Search:
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What is tuned."""
+    """The two numbers that are tuned: acoustic scale and word penalty."""
 
     scale: float
     penalty: float
@@ -62,7 +63,7 @@ class Setting:
 
 
 class Scorer(Protocol):
-    """Scores utterances; small, for it travels to every process."""
+    """Scores utterances; kept small, because it is sent to every process."""
 
     def __hash__(self) -> int: ...
 
@@ -77,7 +78,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class GMMScorer:
-    """Scores of a GMM-HMM."""
+    """Scores utterances with a GMM-HMM."""
 
     features: Path
     model: Path
@@ -88,7 +89,7 @@ class GMMScorer:
         return FeatureStore(self.features / split, "mfcc", self.normalisation)
 
     def scores(self, store: FeatureStore, number: int) -> NDArray[np.float32]:
-        """Return the mixtures' log-likelihoods."""
+        """Return the log-likelihoods of all mixtures for every frame."""
         return _gmm(self.model).log_likelihoods(store.utterance(number))
 
 
@@ -211,9 +212,10 @@ class Decoder:
 
 @dataclass
 class Tuning:
-    """A search along one axis after the other, from three settings on until the best is inside.
+    """A search along one axis after the other: a line of settings grows until its best is inside.
 
-    Most of the time is spent here: a small scale prunes little, so it is tried only where it leads.
+    Decoding spends most of its time here. A small scale prunes little and is slow, so smaller
+    scales are tried only while they reduce the errors.
     """
 
     decoder: Decoder
@@ -233,7 +235,7 @@ class Tuning:
         return equals[len(equals) // 2]
 
     def run(self) -> Tuning:
-        """Scale at no penalty, then penalty, then both again around the best, the scale finer."""
+        """Tune scale, then penalty, then both again around the best, the scale in finer steps."""
         start = self._line(Setting(SCALE, 0.0), ratio=COARSE)
         start = self._line(start, step=STEP)
         start = self._line(start, ratio=FINE)
@@ -241,7 +243,7 @@ class Tuning:
         return self
 
     def _line(self, start: Setting, *, ratio: float = 1.0, step: float = 0.0) -> Setting:
-        """Evaluate neighbours along one axis until the best is not at an end; return the best."""
+        """Add neighbours along one axis until the best is not at an end; return the best."""
         line = [start.moved(-1, ratio, step), start, start.moved(1, ratio, step)]
         for _ in range(MAX_WIDENING):
             self._evaluate(line)

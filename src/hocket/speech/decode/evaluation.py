@@ -1,4 +1,4 @@
-"""Tune on dev, decode the test set, keep everything that a table needs.
+"""Tune on dev, decode the test set, and write down everything that a table needs.
 
 FOLDER/dev.hyp, test.hyp   what was recognised, in Kaldi's `text` format
 FOLDER/dev.ref, test.ref   what was said
@@ -21,10 +21,10 @@ from hocket.speech.errors import SpeechError
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a system recognises."""
+    """How well one system recognises speech: setting, scores and speed."""
 
     system: str
-    split: str  # the score's
+    split: str  # that `score` was measured on
     setting: Setting
     inside: bool  # the best setting lies inside the grid
     dev: Score
@@ -34,7 +34,7 @@ class Evaluation:
 
     @classmethod
     def read(cls, folder: Path) -> Evaluation:
-        """Read what `evaluate` left."""
+        """Read the result that `evaluate` wrote."""
         path = folder / "result.json"
         try:
             facts = json.loads(path.read_text())
@@ -65,7 +65,7 @@ def _score(facts: dict[str, Any]) -> Score:
 
 
 def evaluate(decoder: Decoder, folder: Path, system: str, split: str | None) -> Evaluation:
-    """Tune on dev and score `split`, or dev itself if there is none."""
+    """Tune on dev and score `split`; without a split, score dev itself."""
     folder.mkdir(parents=True, exist_ok=True)
     tuning = decoder.tune("dev")
     best = tuning.best

@@ -2,9 +2,9 @@
 
     P(senone) = mean over training frames of P(senone | x)                                (1)
 
-A network is biased in ways of its own: it may give a rare senone more than its share of the
-training frames. Decoding divides posteriors by priors, so a bias that both have cancels. Kaldi does
-this at the end of training, on 20,000 frames.
+A network has biases of its own: it may give a rare senone more than its share of the training
+frames. Decoding divides posteriors by priors, so a bias that is in both cancels. Kaldi does this at
+the end of training, on 20,000 frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hocket.speech.task import SpeechTask
 Priors: TypeAlias = Literal["alignment", "posterior"]
 NUM_FRAMES = 20_000  # Kaldi's
 BATCH = 1024
-FLOOR = 1e-8  # a senone that the network never believes in must not win by division
+FLOOR = 1e-8  # a senone that the network never predicts must not win by this division
 
 
 def mean_posteriors(

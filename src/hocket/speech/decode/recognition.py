@@ -2,8 +2,8 @@
 
     log p(x | senone) = log P(senone | x) - log P(senone) + a constant                   (1)
 
-The posteriors are the network's, the priors are the senones' shares of the training frames, or what
-the network itself makes of them (`hocket.speech.decode.priors`).
+The posteriors are the network's. The priors are the senones' shares of the training frames, or the
+network's mean posteriors over them (`hocket.speech.decode.priors`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hocket.support.progress import progress
 
 @dataclass(frozen=True)
 class NetworkScorer:
-    """Scores of the network that a run ended with."""
+    """Scores utterances with the final network of a run."""
 
     run: Path
     priors: Priors = "alignment"
@@ -79,9 +79,9 @@ def task_of(run: Path) -> SpeechTask:
     try:
         tables = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SpeechError(f"{run} is no run directory: {path.name} cannot be read") from error
+        raise SpeechError(f"{run} is not a run directory: {path.name} cannot be read") from error
     if not isinstance(tables, dict) or "task" not in tables:
-        raise SpeechError(f"{run} is no run directory: {path.name} has no task")
+        raise SpeechError(f"{run} is not a run directory: {path.name} has no task")
     if tables["task"]["name"] != "speech":
         raise SpeechError(
             f"{run} was trained on the task {tables['task']['name']!r}, which has no words: decode "
@@ -97,8 +97,8 @@ def task_of(run: Path) -> SpeechTask:
     trained_on, now = tables["facts"]["prepared"], task.describe()["prepared"]
     if trained_on != now:
         raise SpeechError(
-            f"{task.folder} was prepared anew after {run} was trained, so its senones are others: "
-            "train again, or prepare as it was"
+            f"{task.folder} was prepared again after {run} was trained, so its senones are "
+            "different: train again, or prepare with the options it had then"
         )
     return task
 
@@ -123,7 +123,7 @@ def _chosen_split(task: SpeechTask, split: str | None) -> str:
 def loglikes(
     run: Path, split: str | None, *, priors: Priors = "alignment", show: bool = True
 ) -> tuple[str, Iterator[tuple[str, NDArray[np.float32]]]]:
-    """Return the split, and each utterance's log-likelihoods (eq. 1), for other decoders."""
+    """Return the split and each utterance's log-likelihoods (eq. 1), for use by other decoders."""
     split = _chosen_split(task_of(run), split)
     scorer = NetworkScorer(run, priors)
     store = scorer.store(split)
@@ -147,7 +147,7 @@ def decode_run(
     show: bool = True,
     priors: Priors = "alignment",
 ) -> Evaluation:
-    """Tune on dev, decode, and write RUN/decode."""
+    """Tune on dev, decode the split, and write the results to RUN/decode."""
     task = task_of(run)
     split = _chosen_split(task, split)
     graph = task.folder / "graph"

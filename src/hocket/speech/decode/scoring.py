@@ -1,4 +1,4 @@
-"""Word error rates: errors by kind, an interval, and by speaker.
+"""Word error rates: errors by kind and by speaker, and a confidence interval.
 
 Alignments and the bootstrap are kaldialign's. The interval is the 95 % bootstrap interval over
 utterances (Bisani and Ney 2004).
@@ -22,7 +22,7 @@ RATES: Final[dict[Unit, str]] = {"word": "WER", "character": "CER"}
 
 @dataclass(frozen=True)
 class Errors:
-    """Counts of one set of utterances."""
+    """Error counts over a set of utterances."""
 
     words: int  # in the reference
     substitutions: int
@@ -31,7 +31,7 @@ class Errors:
 
     @property
     def total(self) -> int:
-        """All errors."""
+        """Number of errors of all three kinds."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
@@ -42,7 +42,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Score:
-    """A word error rate with its interval, and the speakers' own."""
+    """An error rate with its interval, and the errors of each speaker."""
 
     errors: Errors
     low: float
@@ -62,25 +62,25 @@ class Score:
 
 
 def count(refs: Sequence[Words], hyps: Sequence[Words]) -> Errors:
-    """Add up the errors of some utterances."""
+    """Count the errors in some utterances."""
     found = kaldialign.batch_error_rate([list(r) for r in refs], [list(h) for h in hyps])
     return Errors(found["ref_len"], found["sub"], found["del"], found["ins"])
 
 
 def characters(words: Words) -> list[str]:
-    """Cut into characters; spaces do not count."""
+    """Cut words into characters; spaces do not count."""
     return list("".join(words))
 
 
 def in_units(texts: Mapping[str, Words], unit: Unit) -> Mapping[str, Words]:
-    """Return what errors are counted in."""
+    """Return the texts as sequences of the unit in which errors are counted."""
     if unit == "word":
         return texts
     return {name: characters(words) for name, words in texts.items()}
 
 
 def check_same(refs: Mapping[str, Words], hyps: Mapping[str, Words]) -> None:
-    """Raise unless hypotheses and references are of the same utterances."""
+    """Raise unless hypotheses and references cover the same utterances."""
     if not refs:
         raise SpeechError("nothing to score: the reference is empty")
     missing = refs.keys() - hyps.keys()
@@ -92,8 +92,8 @@ def check_same(refs: Mapping[str, Words], hyps: Mapping[str, Words]) -> None:
     strange = hyps.keys() - refs.keys()
     if strange:
         raise SpeechError(
-            f"{len(strange)} hypotheses are of utterances that the reference lacks, for example "
-            f"{min(strange)!r}: is it the reference of another set?"
+            f"{len(strange)} hypotheses are of utterances that are not in the reference, for "
+            f"example {min(strange)!r}: is it the reference of another set?"
         )
 
 

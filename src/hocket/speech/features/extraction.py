@@ -1,7 +1,7 @@
 """From audio files to a feature store, by several processes.
 
-Headers are read first: they give every utterance its place in the store, and bad files are known
-before an hour of work. What goes wrong with one utterance leaves it out, with the reason.
+Headers are read first: they give every utterance its place in the store, and bad files are found
+before the long work begins. An utterance that cannot be used is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def common_sample_rate(
 ) -> tuple[int, dict[str, int]]:
     """Look at all headers; return the one sample rate, and how many samples each utterance has.
 
-    Utterances whose header is bad are put into `left_out`. Mixed rates are refused as a whole
-    unless all is to be resampled: features of two rates do not belong into one model.
+    Utterances with a bad header are put into `left_out`. Mixed rates are an error unless all audio
+    is to be resampled: features of two rates do not belong in one model.
     """
     infos: dict[Path, audio.AudioInfo | str] = {}
     samples: dict[str, int] = {}
@@ -71,7 +71,7 @@ def common_sample_rate(
 
 
 def _refuse_rates(rates: dict[int, Path]) -> None:
-    """Raise unless there is one rate, and a known one."""
+    """Raise unless there is only one rate and it is supported."""
     known = " and ".join(map(str, SAMPLE_RATES))
     if len(rates) > 1:
         listed = ", ".join(f"{rate} Hz ({path})" for rate, path in sorted(rates.items()))
@@ -109,7 +109,7 @@ def write_store(
     jobs: int = 1,
     show: bool = True,
 ) -> None:
-    """Extract features of all utterances, in parallel; what cannot be read goes to `left_out`."""
+    """Extract features of all utterances in parallel; unreadable ones go to `left_out`."""
     folder.mkdir(parents=True, exist_ok=True)
     frame = analysis(sample_rate, num_bins)
     known = [u for u in utterances if u.id in num_samples]
@@ -166,7 +166,7 @@ def write_store(
 
 
 def _extract_piece(piece: _Piece) -> list[str | list[NDArray[np.float64]]]:
-    """Write the features of a piece; return, for each utterance, its sums or what is wrong."""
+    """Write the features of a piece; return each utterance's sums, or what is wrong with it."""
     files = {kind: open_memmap(piece.folder / f"{kind}.npy", mode="r+") for kind in piece.kinds}
     answers: list[str | list[NDArray[np.float64]]] = []
     for utterance, first, length in zip(piece.utterances, piece.firsts, piece.lengths, strict=True):
@@ -194,7 +194,7 @@ def _extract_piece(piece: _Piece) -> list[str | list[NDArray[np.float64]]]:
 
 
 def _of_length(x: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """Cut, or repeat the last frame: the pitch tracker may count one frame more or less."""
+    """Cut, or repeat the last frame: the pitch tracker may give one frame more or less."""
     return (
         x[np.minimum(np.arange(length), len(x) - 1)]
         if len(x)

@@ -11,14 +11,14 @@ apart, from 1/400 to 1/50 s, and the lags of all frames are chosen together to m
 
     sum over t of  1 - Phi(t, L_t) (1 - soft_min_f0 L_t)  +  penalty (log L_t/L_(t-1))^2   (2)
 
-The ballast in eq. 1 makes quiet frames choose no lag at all, so they follow their neighbours: there
-is a pitch everywhere. The NCCF that is reported has no ballast.
+Because of the ballast in eq. 1, quiet frames prefer no lag and follow their neighbours, so every
+frame has a pitch. The NCCF that is returned has no ballast.
 
-`processed` turns this into features: a function of the NCCF that is roughly normal, log pitch less
+`processed` makes features of this: a function of the NCCF that is roughly normal, log pitch minus
 its mean over 1.5 s weighted by the probability of voicing, and the slope of log pitch.
 
-Differences: Kaldi works through the file in pieces and settles the ballast's energy by the first;
-here it is that of the whole file. Its random noise on the slope is off.
+Differences: Kaldi processes the file in pieces and takes the ballast's energy from the first one;
+here it is that of the whole file. Kaldi adds random noise to the slope; here there is none.
 Reference: feat/pitch-functions.cc, resample.cc of kaldi-asr/kaldi.
 """
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from hocket.speech.input.resampling import resample, windowed_sinc
 
-RATE: Final = 4000  # Hz, after low-passing at
+RATE: Final = 4000  # Hz, after a low-pass at CUTOFF
 CUTOFF: Final = 1000.0
 LOW_PASS_ZEROS, UPSAMPLE_ZEROS = 1, 5  # of the sinc, on each side
 WINDOW, SHIFT = 100, 40  # samples at RATE: 25 ms every 10 ms
@@ -41,7 +41,7 @@ MIN_HZ, MAX_HZ, SOFT_MIN_HZ = 50.0, 400.0, 10.0
 BALLAST: Final = 7000.0
 STEP: Final = 0.005  # between neighbouring lags, relative
 PENALTY: Final = 0.1
-MEAN_REACH: Final = 75  # frames on each side, of the mean that is taken off log pitch
+MEAN_REACH: Final = 75  # frames on each side, of the mean that is subtracted from log pitch
 POV_SCALE, PITCH_SCALE, SLOPE_SCALE = 2.0, 2.0, 10.0
 
 Array = NDArray[np.float64]
@@ -80,14 +80,14 @@ def correlations(x: Array, num_frames: int) -> tuple[Array, Array]:
 
 
 def _nccf(inner: Array, squared: Array) -> Array:
-    """Eq. 1."""
+    """Return eq. 1; 0 where there is no energy."""
     found: Array = np.divide(inner, np.sqrt(squared), out=np.zeros_like(inner), where=squared > 0)
     return found
 
 
 @lru_cache(maxsize=1)
 def lags() -> Array:
-    """The lags that are looked at, in seconds."""
+    """Return the lags that are tried, in seconds."""
     count = floor(log(MAX_HZ / MIN_HZ) / log(1 + STEP)) + 1
     found: Array = (1 + STEP) ** np.arange(count, dtype=np.float64) / MAX_HZ
     return found
@@ -95,7 +95,7 @@ def lags() -> Array:
 
 @lru_cache(maxsize=1)
 def interpolation() -> Array:
-    """(whole lags, lags): how to read the correlation between its samples."""
+    """Return the (whole lags, lags) matrix that interpolates the correlation."""
     whole = np.arange(FIRST_LAG, LAST_LAG + 1) / RATE
     return windowed_sinc(lags()[None] - whole[:, None], RATE / 2, UPSAMPLE_ZEROS) / RATE
 
@@ -112,7 +112,7 @@ def best_lags(nccf: Array) -> NDArray[np.int64]:
         before = np.add(cost, jump, out=through).argmin(1)
         came_from.append(before)
         cost = row + through[number, before]
-        cost -= cost.min()  # else float32 runs out over a long file
+        cost -= cost.min()  # else float32 loses precision over a long file
     path = [int(cost.argmin())]
     for before in reversed(came_from):
         path.append(int(before[path[-1]]))
@@ -123,7 +123,7 @@ def best_lags(nccf: Array) -> NDArray[np.int64]:
 
 
 def processed(raw: Array) -> Array:
-    """Return (frames, 3): voicing, log pitch less its mean, slope of log pitch."""
+    """Return (frames, 3): voicing, log pitch minus its mean, slope of log pitch."""
     if len(raw) == 0:
         return np.zeros((0, 3))
     nccf, log_pitch = raw[:, 0], np.log(raw[:, 1])
@@ -136,7 +136,7 @@ def processed(raw: Array) -> Array:
 
 
 def probability_of_voicing(nccf: Array) -> Array:
-    """The paper's fit of p(voiced) by the NCCF."""
+    """Return the paper's fit of p(voiced) as a function of the NCCF."""
     n = np.minimum(np.abs(nccf), 1.0)
     r = -5.2 + 5.4 * np.exp(7.5 * (n - 1)) + 4.8 * n - 2 * np.exp(-10 * n)
     r += 4.2 * np.exp(20 * (n - 1))
@@ -155,7 +155,7 @@ def _running_mean(x: Array, weight: Array) -> Array:
 
 
 def _slope(x: Array) -> Array:
-    """Regression over two frames on each side."""
+    """Return the slope by regression over two frames on each side."""
     padded = np.pad(x, 2, mode="edge")
     slope: Array = np.convolve(padded, np.arange(2, -3, -1) / 10, mode="valid")
     return slope

@@ -28,11 +28,11 @@ from hocket.speech.features.spectral import (
 )
 
 ORDER: Final = 12
-MIN_SHARE: Final = 1e-5  # of the error that one step of (2) leaves: below, rounding has won
+MIN_SHARE: Final = 1e-5  # of the error that one step of (2) leaves; less would be rounding error
 
 
 def plp(frames: torch.Tensor, energy: torch.Tensor, a: Analysis, rate: int) -> torch.Tensor:
-    """PLP cepstra (T, 13) of windowed frames and their log energies."""
+    """Return PLP cepstra (T, 13) from windowed frames and their log energies."""
     if len(frames) == 0:
         return frames.new_zeros(0, NUM_CEPSTRA)
     loudness = (mel_energies(frames, a) * equal_loudness(rate)) ** (1 / 3)
@@ -44,7 +44,7 @@ def plp(frames: torch.Tensor, energy: torch.Tensor, a: Analysis, rate: int) -> t
 
 @lru_cache(maxsize=4)
 def equal_loudness(sample_rate: int) -> torch.Tensor:
-    """How loud the ear finds each mel bin's centre (the 40-phon curve, Hermansky's fit)."""
+    """Return how loud the ear hears each mel bin's centre (40-phon curve, Hermansky's fit)."""
     hz = mel_centres(sample_rate, NUM_MEL_BINS)
     f2 = hz**2
     return (f2 / (f2 + 1.6e5)) ** 2 * (f2 + 1.44e6) / (f2 + 9.61e6)

@@ -7,7 +7,7 @@
 
 Samples are on the int16 scale (-32768 .. 32767), as Kaldi reads a wav file. Only whole frames are
 kept (`snip_edges`), so a signal shorter than one frame has none. All frames of an utterance are one
-matrix; there is no loop over frames. Pitch is in pitch.py; `KINDS` lists what there is.
+matrix; there is no loop over frames. Pitch is in pitch.py; `KINDS` lists all kinds.
 
 Reference: feat/feature-window.cc, mel-computations.cc, feature-mfcc.cc of kaldi-asr/kaldi; checked
 against its output (tests/golden).
@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from hocket.errors import HocketError, nearest
 
 Kind: TypeAlias = Literal["fbank", "mfcc", "plp", "pitch_raw", "pitch", "plp_pitch", "kaldi"]
-# What can be extracted; "kaldi" are features that Kaldi made, whatever they are (kaldi.py).
+# What can be extracted. Kind "kaldi": features of any type that Kaldi computed (kaldi_files.py).
 KINDS: Final[dict[Kind, str]] = {
     "fbank": "log mel energies (40)",
     "mfcc": "cepstra (13)",
@@ -52,7 +52,7 @@ SAMPLE_RATES = (8000, 16000)
 
 
 class FeatureError(HocketError):
-    """A signal that no features can be taken of; says why."""
+    """No features can be computed from a signal; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Analysis:
 
 @lru_cache(maxsize=16)
 def analysis(sample_rate: int, num_bins: int) -> Analysis:
-    """Return the constants for a sample rate."""
+    """Return the constants for a sample rate and a number of mel bins."""
     length, shift = int(sample_rate * FRAME_S), int(sample_rate * SHIFT_S)
     fft = 1 << (length - 1).bit_length()
     n = torch.arange(length, dtype=torch.float64)
@@ -102,7 +102,7 @@ def mel_centres(sample_rate: int, num_bins: int) -> torch.Tensor:
 
 
 def check(samples: ArrayLike, sample_rate: int) -> torch.Tensor:
-    """Return the samples as float64, or say what is wrong with them."""
+    """Return the samples as float64, or raise an error that says what is wrong with them."""
     if sample_rate not in SAMPLE_RATES:
         raise FeatureError(
             f"sample rate {sample_rate}: only {' and '.join(map(str, SAMPLE_RATES))} Hz are "
@@ -128,7 +128,7 @@ def frames_of(x: torch.Tensor, a: Analysis) -> tuple[torch.Tensor, torch.Tensor]
     frames = x.unfold(0, a.length, a.shift)
     frames = frames - frames.mean(1, keepdim=True)
     energy = frames.square().sum(1).clamp(min=FLOOR).log()
-    previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)  # the first is its own past
+    previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)  # the first sample is repeated
     return (frames - PREEMPHASIS * previous) * a.window, energy
 
 
@@ -151,14 +151,14 @@ def cepstral_matrix(num_bins: int, num_cepstra: int) -> torch.Tensor:
 
 
 def num_dims(kind: Kind, num_bins: int | None = None) -> int:
-    """How many numbers a frame has; `num_bins` is fbank's."""
+    """Return how many numbers a frame has; `num_bins` is for fbank only."""
     return num_bins if kind == "fbank" and num_bins else DIMS[kind]
 
 
 def extract(
     samples: ArrayLike, sample_rate: int, kind: Kind = "fbank", num_bins: int | None = None
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Features of one utterance, float32 (frames, dims); see `KINDS`. `num_bins` is fbank's."""
+    """Return one utterance's features, float32 (frames, dims); `num_bins` is for fbank only."""
     if kind not in KINDS:
         listed = ", ".join(KINDS)
         raise FeatureError(
@@ -193,9 +193,9 @@ def _pitch(x: torch.Tensor, sample_rate: int, kind: Kind) -> NDArray[np.float64]
 def _with_pitch(
     plp: NDArray[np.float32], pitch: NDArray[np.float64]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """The published input: PLP and normalised log pitch, with deltas.
+    """Return the published input: PLP and normalised log pitch, with deltas.
 
-    The tracker works at 4 kHz and may count a frame more or less: the last one is repeated or cut.
+    The tracker works at 4 kHz and may give one frame more or less: the last one is repeated or cut.
     """
     rows = np.minimum(np.arange(len(plp)), max(0, len(pitch) - 1))
     column = pitch[rows, 1:2] if len(pitch) else np.zeros((len(plp), 1))

@@ -4,9 +4,9 @@
     FOLDER/KIND.sums.npy   float64 (utterances, 2, dims): sums of x and x^2, for normalisation
     FOLDER/index.json      utterances in order: id, speaker, words, first frame, number of frames
 
-Nothing derived is stored: normalisation and splicing happen when a minibatch is gathered. A process
-holds the pages it touches, and the system may drop them, so 100 hours need no more memory than one.
-`extraction.py` writes these files.
+Nothing derived is stored: normalisation and splicing happen when a minibatch is gathered. Only the
+pages that are read occupy memory, and the system may drop them, so 100 hours need no more memory
+than one hour. `extraction.py` writes these files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Normalisation: TypeAlias = Literal["speaker", "utterance", "none"]
 
-MIN_DEVIATION = 1e-3  # of a feature that never changes: dividing by less would blow up noise
+MIN_DEVIATION = 1e-3  # of a feature that never changes: dividing by less would amplify noise
 
 
 class FeatureStore:
@@ -63,7 +63,7 @@ class FeatureStore:
 
     @property
     def dims(self) -> int:
-        """Numbers in a frame."""
+        """How many numbers a frame has."""
         return int(self.x.shape[1])
 
     @property
@@ -114,10 +114,10 @@ class FeatureStore:
 
 
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Begin a memory-mapped file whose space is there.
+    """Create a memory-mapped file and reserve its space on the disk.
 
-    A file that only claims its size meets a full disk in the middle of a write to memory, and the
-    process is killed without a word; asked for at once, the lack of space is an error.
+    Without the reservation, a full disk would be noticed in the middle of a write to memory, and
+    the process would be killed without a message. With it, a lack of space is an error here.
     """
     file = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     size = path.stat().st_size

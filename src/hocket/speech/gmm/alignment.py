@@ -1,8 +1,8 @@
 """Passes over a corpus with a GMM-HMM: align, collect moments, collect tree statistics.
 
-Each pass runs in pieces of so many utterances, by several processes, and adds the pieces up in
-their order: the result does not depend on how many processes there are. Alignments (the pdf of
-every frame) live in a memory-mapped file beside the features; -1 marks frames without one.
+Each pass runs in pieces of 48 utterances, in several processes, and adds up the pieces in their
+order, so the result does not depend on the number of processes. Alignments (the pdf of every frame)
+are in a memory-mapped file beside the features; -1 marks frames without one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from hocket.support.parallel import chunks, ordered_map
 from hocket.support.progress import progress
 
 PIECE: Final = 48  # utterances of one job
-BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second for those that the first one lost
-# Deltas reach 40 ms to either side: at full weight a phone begins while its silence still lasts.
-# With less weight alignments come nearer to the synthesiser's times, which
-# tests/speech/test_known_times.py compares. Recognition gives deltas full weight.
+BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second is used if the first finds no path
+# Deltas reach 40 ms to each side: at full weight, a phone would begin while the silence before it
+# still lasts. With less weight, alignments are closer to the synthesiser's times
+# (tests/speech/test_known_times.py compares them). Recognition gives deltas full weight.
 DELTA_WEIGHT: Final = 0.1
 LOOP_RANGE: Final = (0.05, 0.98)
 R = TypeVar("R")
@@ -42,7 +42,7 @@ Ints32 = NDArray[np.int32]
 
 @dataclass
 class GMMHMM:
-    """A GMM for every senone, loops, and the scale that gives features unit variance."""
+    """A GMM and a loop probability for every senone, and the scale to unit variance of features."""
 
     senones: Senones
     gmm: GMM
@@ -71,12 +71,12 @@ class GMMHMM:
 
     @cached_property
     def recognising(self) -> Densities:
-        """Densities in which all features count alike."""
+        """Densities in which all features have the same weight."""
         return self.gmm.densities()
 
     @cached_property
     def aligning(self) -> Densities:
-        """Densities in which deltas count for less, see `DELTA_WEIGHT`."""
+        """Densities in which deltas have less weight, see `DELTA_WEIGHT`."""
         weights = torch.full((len(self.scale),), DELTA_WEIGHT)
         weights[:NUM_CEPSTRA] = 1.0
         return self.gmm.densities(weights)
@@ -90,7 +90,7 @@ class GMMHMM:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where a pass finds what it needs; small, for it travels to every process."""
+    """Where a pass finds its data; kept small, because it is sent to every process."""
 
     store: Path
     lexicon: Path
@@ -124,13 +124,13 @@ def phones_of(lexicon: Lexicon, words: Sequence[str]) -> list[list[list[int]]]:
 
 
 def new_alignment(path: Path, store: FeatureStore) -> None:
-    """Begin an alignment file without any frame aligned."""
+    """Create an alignment file in which no frame is aligned yet."""
     file = new_array(path, np.int32, (len(store.x),))
     file[:] = -1
 
 
 def usable(corpus: Corpus) -> tuple[NDArray[np.int64], dict[str, str]]:
-    """Return the utterances whose words all have pronunciations and that are long enough."""
+    """Return the utterances that can be aligned, and why the others cannot."""
     store, lexicon = corpus.open(), corpus.pronunciations()
     numbers, left_out = [], {}
     for number, words in enumerate(store.words):
@@ -154,7 +154,7 @@ def usable(corpus: Corpus) -> tuple[NDArray[np.int64], dict[str, str]]:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over some utterances: what every piece of it needs to know."""
+    """What every piece of one pass over the corpus needs to know."""
 
     corpus: Corpus
     alignment: Path
@@ -191,9 +191,9 @@ def _cepstra(what: Pass, number: int, scale: NDArray[np.float32] | None) -> NDAr
 
 
 def flat_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
-    """Share an utterance's frames out evenly among its states, silence at both ends.
+    """Divide each utterance's frames evenly among its states, with silence at both ends.
 
-    Returns moments by (phone, state), which is also where the features' variance comes from.
+    Returns moments by (phone, state); the variance of the features is computed from them too.
     """
     store, lexicon = what.corpus.open(), what.corpus.pronunciations()
     file = open_memmap(what.alignment, mode="r+")
@@ -216,7 +216,7 @@ def flat_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
 
 @dataclass
 class Aligned:
-    """What a piece of an aligning pass found."""
+    """What one piece of an aligning pass has collected."""
 
     moments: Moments
     frames: NDArray[np.float64]  # (pdfs,)
@@ -224,7 +224,7 @@ class Aligned:
     failed: dict[str, str]
 
     def add_(self, other: Aligned) -> None:
-        """Add another piece."""
+        """Add what another piece has collected."""
         self.moments.add_(other.moments)
         self.frames += other.frames
         self.entries += other.entries
@@ -238,7 +238,7 @@ class Aligned:
 
 
 def align_piece(what: Pass, numbers: Sequence[int], *, realign: bool = True) -> Aligned:
-    """Align with the model (or keep the alignment there is), and collect moments."""
+    """Align with the model, or keep the existing alignment, and collect moments."""
     assert what.model is not None
     model = _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
     store = what.corpus.open()
@@ -271,7 +271,7 @@ def align_piece(what: Pass, numbers: Sequence[int], *, realign: bool = True) -> 
 
 
 def keep_piece(what: Pass, numbers: Sequence[int]) -> Aligned:
-    """Collect moments with the alignment there is."""
+    """Collect moments with the existing alignment."""
     return align_piece(what, numbers, realign=False)
 
 
@@ -295,10 +295,10 @@ def force_align(
 
 
 def best_path(
-    graph: Any, scores: NDArray[np.float32], beam: float, max_active: int = 2**31 - 1
+    graph: Any, scores: NDArray[np.float32], beam: float
 ) -> tuple[NDArray[np.int64], list[int]] | None:
-    """Return the columns of `scores` on the best path, and its words; None if the end is missed."""
-    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=max_active)
+    """Return the columns of `scores` on the best path, and its words; None if no path ends."""
+    options = kaldi_decoder.FasterDecoderOptions(beam=beam, max_active=2**31 - 1)
     decoder = kaldi_decoder.FasterDecoder(graph, options)
     decoder.decode(kaldi_decoder.DecodableCtc(scores))
     if not decoder.reached_final():
@@ -314,7 +314,7 @@ def best_path(
 
 
 def phone_spans(pdfs: Ints32, senones_owners: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Turn an utterance's pdfs into phones: rows of (phone, first frame, number of frames)."""
+    """Return the phones of an utterance: rows of (phone, first frame, number of frames)."""
     owner = senones_owners[pdfs]
     changed = np.r_[True, pdfs[1:] != pdfs[:-1]]
     starts = np.flatnonzero(changed & (owner[:, 1] == 0))
@@ -323,7 +323,7 @@ def phone_spans(pdfs: Ints32, senones_owners: NDArray[np.int64]) -> NDArray[np.i
 
 
 def context_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
-    """Collect moments by (centre, state, left, right) with the alignment there is."""
+    """Collect moments by (centre, state, left, right) with the existing alignment."""
     assert what.model is not None
     model = _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
     owners = model.senones.owners

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 VARIANCE_FLOOR: Final = 0.01  # of normalised features
-MIN_OCCUPANCY: Final = 8.0  # frames; a Gaussian with fewer is given up
+MIN_OCCUPANCY: Final = 8.0  # frames; a Gaussian with fewer is dropped
 SPLIT_DISTANCE: Final = 0.4  # standard deviations between the two halves of a Gaussian, as in HTK
 SPLIT_POWER: Final = 0.25  # Gaussians go to pdfs in proportion to their frames to this power
 NEGLIGIBLE: Final = -50.0  # exp of less is a denormal number, which takes ten times as long
@@ -30,7 +30,7 @@ NEVER: Final = -1e30  # log weight of an unused slot; -inf would make NaN of 0 *
 
 @dataclass
 class Moments:
-    """What one pass over some frames collects, per pdf and slot."""
+    """Sums over some frames, per pdf and slot: posteriors, and posteriors times x and x^2."""
 
     count: torch.Tensor  # (P, M) float64
     first: torch.Tensor  # (P, M, D)
@@ -39,7 +39,7 @@ class Moments:
     frames: int = 0
 
     def add_(self, other: Moments) -> None:
-        """Add another pass."""
+        """Add the moments of other frames."""
         self.count += other.count
         self.first += other.first
         self.second += other.second
@@ -59,7 +59,7 @@ class Densities:
         linear, constant = self.linear, self.constant
         if pdfs is not None:
             linear, constant = linear[pdfs], constant[pdfs]
-        # Slots before pdfs: the sum then runs over whole vectors, not over a few neighbours.
+        # Slots come before pdfs: the sum over slots then adds whole vectors, which is faster.
         linear, constant = linear.transpose(0, 1), constant.T
         both = torch.cat([x, x.square()], dim=1)
         scores = torch.addmm(constant.flatten(), both, linear.flatten(0, 1).T)
@@ -71,7 +71,7 @@ class Densities:
 
 @dataclass(frozen=True)
 class GMM:
-    """Mixtures of all pdfs; never changed once made."""
+    """The mixtures of all pdfs; immutable."""
 
     log_weight: torch.Tensor  # (P, M)
     mean: torch.Tensor  # (P, M, D)
@@ -145,7 +145,7 @@ class GMM:
 
 def single_gaussians(count: NDArray[np.float64], first: NDArray[np.float64],
                      second: NDArray[np.float64]) -> GMM:  # fmt: skip
-    """One Gaussian per pdf from its moments; a pdf without frames gets those of all frames."""
+    """Return one Gaussian per pdf; a pdf with too few frames gets the moments of all frames."""
     whole = np.maximum(count.sum(), 1.0)
     mean_all = first.sum(0) / whole
     variance_all = second.sum(0) / whole - mean_all**2
@@ -163,7 +163,10 @@ def single_gaussians(count: NDArray[np.float64], first: NDArray[np.float64],
 
 
 def update(gmm: GMM, moments: Moments) -> GMM:
-    """Maximum likelihood (the M step); Gaussians and pdfs with too few frames stay or go."""
+    """Re-estimate by maximum likelihood (the M step).
+
+    A Gaussian with too few frames is dropped; a pdf that would lose all of them keeps its mixture.
+    """
     count = moments.count[..., None]
     enough = moments.count >= MIN_OCCUPANCY
     mean = moments.first / count.clamp(min=1.0)
@@ -185,7 +188,7 @@ def split(gmm: GMM, occupancy: torch.Tensor, num_gaussians: int) -> GMM:
     """Split the heaviest Gaussians of each pdf until there are about `num_gaussians` in all.
 
     A pdf's share grows with its frames to the power of 1/4, and a Gaussian is split only while both
-    halves have frames enough. The halves lie 0.4 deviations apart.
+    halves have enough frames. The halves lie 0.4 standard deviations apart.
     """
     share = occupancy.clamp(min=1.0) ** SPLIT_POWER
     target = (share * (num_gaussians / share.sum())).round().clamp(min=1)
@@ -197,7 +200,7 @@ def split(gmm: GMM, occupancy: torch.Tensor, num_gaussians: int) -> GMM:
     mean = torch.zeros(num_pdfs, slots, dims)
     variance = torch.ones(num_pdfs, slots, dims)
     signs = torch.ones(dims)
-    signs[1::2] = -1.0  # apart in a direction that no single feature decides
+    signs[1::2] = -1.0  # moves the halves apart in all features, not in one
     for p in range(num_pdfs):
         rows = used[p].nonzero().flatten()
         k = len(rows)

@@ -1,8 +1,8 @@
 """How well an alignment agrees with known phone times.
 
-A synthesiser says when it spoke each phoneme; `phones.ctm` beside a data directory holds that. A
-constant offset between its clock and ours (frames are 25 ms wide) is measured on every other
-utterance; agreement is then counted on the rest.
+A synthesiser reports when it spoke each phoneme, and `phones.ctm` in a data directory holds these
+times. A constant offset between its clock and ours (frames are 25 ms wide) is measured on every
+second utterance; agreement is then measured on the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OFFSETS_S = np.arange(-0.06, 0.0601, 0.005)
 
 @dataclass(frozen=True)
 class Agreement:
-    """Share of frames with the right phone."""
+    """Share of frames that the alignment gives the reference's phone."""
 
     frames: float
     speech_frames: float  # where the reference has no silence
@@ -60,7 +60,7 @@ def read_ctm(path: Path) -> dict[str, tuple[NDArray[np.float64], list[str]]]:
 def agreement(
     ctm: Path, alignment: Path, store: FeatureStore, senones: Senones
 ) -> Agreement | None:
-    """Compare; None if there is no reference, or if its phones are not the lexicon's."""
+    """Compare with the reference; None if there is none, or if its phones are not the lexicon's."""
     if not ctm.exists():
         return None
     reference = read_ctm(ctm)
@@ -89,7 +89,7 @@ def agreement(
 def _compare(
     pairs: list[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]], offset_s: float
 ) -> tuple[float, float]:
-    """Return the share of frames that agree: of all, and of those that are speech."""
+    """Return the share of frames that agree, among all frames and among speech frames."""
     right, speech = [], []
     silence = 1
     for aligned, starts, spoken in pairs:

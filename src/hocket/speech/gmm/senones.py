@@ -2,8 +2,9 @@
 
 Every phone is an HMM of three states, passed from left to right without skips, so a phone lasts at
 least three frames (30 ms). The state of a phone between its neighbours, (left, centre, right,
-state), has one of a stated number of output distributions: a *senone*, or pdf. Which one, a tree
-says, one tree for each (centre, state): "is the left neighbour one of {S, Z, SH}?".
+state), has one of a limited number of output distributions: a *senone*, or pdf. A decision tree
+chooses it by questions such as "is the left neighbour one of {S, Z, SH}?"; there is one tree for
+each (centre, state).
 
 Splitting (Young, Odell and Woodland 1994). With the frames of a node modelled by one Gaussian with
 diagonal covariance, their log-likelihood is, up to a constant,
@@ -18,9 +19,9 @@ The leaf with the largest gain of all trees is split next, until there are as ma
 for, or no split leaves `min_frames` on both sides.
 
 Questions come from the data, as in Kaldi: phones are merged bottom-up, always the two groups whose
-union loses least by eq. 1, and every group on the way is a question. That works for any phone set.
+union loses least by eq. 1, and every group that appears is a question. Any phone set will do.
 
-Silence is not split. A tree never mixes phones, so a pdf tells its phone and its state.
+Silence is not split. A tree never mixes phones, so a pdf determines its phone and its state.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from hocket.speech.errors import SpeechError
 
 NUM_STATES: Final = 3
 SILENCE_ID: Final = 1
-MIN_FRAMES: Final = 80  # on each side of a split: a Gaussian needs so many
+MIN_FRAMES: Final = 80  # on each side of a split: a Gaussian needs that many
 VARIANCE_FLOOR: Final = 0.01  # of normalised features
 
 Doubles: TypeAlias = NDArray[np.float64]
@@ -49,7 +50,7 @@ Side: TypeAlias = Literal["left", "right"]
 
 @dataclass(frozen=True)
 class Split:
-    """A question about one neighbour."""
+    """A question about one neighbour, and the nodes that its two answers lead to."""
 
     side: Side
     phones: frozenset[int]
@@ -62,7 +63,7 @@ Node: TypeAlias = Split | int  # a leaf is its pdf
 
 @dataclass(frozen=True)
 class Senones:
-    """From a phone between its neighbours to the pdfs of its states."""
+    """Maps a phone between its neighbours to the pdfs of its states."""
 
     phones: list[str]  # number i has the id i + 1
     trees: dict[tuple[int, int], Node]  # (phone, state)
@@ -70,7 +71,7 @@ class Senones:
 
     @classmethod
     def monophone(cls, phones: Sequence[str]) -> Senones:
-        """Every state of every phone has one pdf, whatever the neighbours."""
+        """Return senones without context: one pdf for each state of each phone."""
         trees: dict[tuple[int, int], Node] = {
             (phone, state): (phone - 1) * NUM_STATES + state
             for phone in range(1, len(phones) + 1)
@@ -95,7 +96,7 @@ class Senones:
         return np.array([found[pdf] for pdf in range(len(found))], dtype=np.int64)
 
     def pdfs(self, left: int, centre: int, right: int) -> tuple[int, ...]:
-        """Return the pdfs of a phone's states; 0 as a neighbour is the edge, taken as silence."""
+        """Return the pdfs of a phone's states; neighbour 0 is the edge and counts as silence."""
         key = (left or SILENCE_ID, centre, right or SILENCE_ID)
         if key not in self._memo:
             self._memo[key] = tuple(
@@ -104,7 +105,7 @@ class Senones:
         return self._memo[key]
 
     def write(self, path: Path) -> None:
-        """Write the trees as JSON, with phone names, to be read by people too."""
+        """Write the trees as JSON, with phone names, so that people can read them too."""
         named = {
             f"{self.phones[phone - 1]}.{state}": _to_json(tree, self.phones)
             for (phone, state), tree in self.trees.items()
@@ -186,7 +187,7 @@ class ContextStats:
         return cls(unique, count, first, second)
 
     def select(self, rows: NDArray[np.bool_]) -> ContextStats:
-        """Return some of the rows."""
+        """Return the statistics of the rows that are true."""
         return ContextStats(self.keys[rows], self.count[rows], self.first[rows], self.second[rows])
 
 
@@ -199,7 +200,7 @@ def log_likelihood(count: Doubles, first: Doubles, second: Doubles) -> Doubles:
 
 
 def questions(stats: ContextStats) -> list[frozenset[int]]:
-    """Merge phones bottom-up and return every group met on the way."""
+    """Merge phones bottom-up and return every group that appears."""
     groups: list[tuple[frozenset[int], float, Doubles, Doubles]] = []
     for phone in np.unique(stats.keys[:, 0]):
         mine = stats.select(stats.keys[:, 0] == phone)
@@ -212,7 +213,7 @@ def questions(stats: ContextStats) -> list[frozenset[int]]:
             )
         )
     found = [g[0] for g in groups]
-    while len(groups) > 2:  # a group of all phones asks nothing
+    while len(groups) > 2:  # the group of all phones separates nothing
         count = np.array([g[1] for g in groups])
         first = np.stack([g[2] for g in groups])
         second = np.stack([g[3] for g in groups])
@@ -252,7 +253,7 @@ def grow(
     *,
     min_frames: float = MIN_FRAMES,
 ) -> Senones:
-    """Build the trees; fewer senones than asked for come out if the data has no more splits."""
+    """Build the trees; there are fewer senones than asked for if the data allows no more splits."""
     num_roots = len(phones) * NUM_STATES
     if num_senones < num_roots:
         raise SpeechError(

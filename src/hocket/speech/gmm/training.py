@@ -1,16 +1,16 @@
 """A GMM-HMM from scratch: flat start, monophones, a tree, triphones, an alignment.
 
-This is the classical first half of a hybrid system, by maximum likelihood (the published tables
-often give a discriminatively trained GMM, BMMI, as their baseline: that is stronger). Its
-alignments are the DNN's labels.
+This is the classical first half of a hybrid system, trained by maximum likelihood (the baseline in
+published tables is often a discriminatively trained GMM, BMMI, which is stronger). Its alignments
+are the DNN's labels.
 
-    flat start   frames shared out evenly among the states of the transcript
-    monophones   align, re-estimate, add Gaussians; over and over
-    tree         triphone states tied to so many senones (see `senones.py`)
-    triphones    re-estimate with more Gaussians, realigning now and then
+    flat start   frames divided evenly among the states of the transcript
+    monophones   align, re-estimate, add Gaussians; repeat
+    tree         triphone states tied to a given number of senones (see `senones.py`)
+    triphones    re-estimate with more Gaussians, realign every few iterations
     alignment    once more with the final model
 
-Every iteration leaves a complete model in its folder: interrupted training goes on with the next.
+Every iteration writes a complete model, so interrupted training continues with the next iteration.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def collect(
     jobs: int,
     show: bool,
 ) -> Aligned:
-    """Run one pass with a model, aligning anew or not, and add up its pieces."""
+    """Run one pass with a model, with or without aligning again, and add up its pieces."""
     function = alignment.align_piece if realign else alignment.keep_piece
     total: Aligned | None = None
     for answer in run_pass(function, what, numbers, title=title, jobs=jobs, show=show):
@@ -127,7 +127,7 @@ class Trainer:
 
     @property
     def alignment(self) -> Path:
-        """The alignment of the training utterances by the newest model."""
+        """The file with the newest model's alignment of the training utterances."""
         return self.folder / "alignment.npy"
 
     def _flat_start(self) -> GMMHMM:
@@ -180,7 +180,7 @@ class Trainer:
             what, self.numbers, realign=realign, title=title, jobs=self.jobs, show=self.show
         )
         mixtures = gmm.update(model.gmm, answer.moments)
-        last_growth = max(1, iterations - 3)  # the last iterations settle
+        last_growth = max(1, iterations - 3)  # the last iterations add none
         if iteration <= last_growth:
             base = model.senones.num_pdfs
             wanted = base + (target - base) * iteration // last_growth
@@ -195,7 +195,7 @@ class Trainer:
         self._save(model, iteration, facts)
         return model
 
-    # ------------------------------------------------------------------ keeping
+    # ------------------------------------------------------------------ saving and resuming
 
     def _resume(self) -> tuple[int, GMMHMM | None]:
         log = self.folder / "iterations.json"
@@ -211,7 +211,7 @@ class Trainer:
 
 
 def _by_pdf(stats: ContextStats, senones: Senones) -> tuple[GMM, dict[int, list[int]]]:
-    """One Gaussian per pdf, and a context that leads to each pdf."""
+    """Return one Gaussian per pdf, and one context that leads to each pdf."""
     count = np.zeros(senones.num_pdfs)
     first, second = (np.zeros((senones.num_pdfs, stats.first.shape[1])) for _ in range(2))
     contexts: dict[int, list[int]] = {}

@@ -1,6 +1,6 @@
-"""Transducers as tables of arcs: what Python would do arc by arc in minutes, numpy does at once.
+"""Transducers as tables of arcs, for numpy: a Python loop over the arcs would take minutes.
 
-The way in and out is OpenFst's file format for `vector` transducers of `standard` arcs:
+Transducers are read and written in OpenFst's file format for `vector` and `standard` arcs:
 
     int32 magic, two strings, int32 version, int32 flags, uint64 properties,
     int64 start, int64 states, int64 arcs
@@ -42,12 +42,12 @@ class Arcs:
 
     @property
     def num_states(self) -> int:
-        """States are numbered from 0."""
+        """How many states there are; they are numbered from 0."""
         return len(self.final)
 
     @classmethod
     def of(cls, fst: Any) -> Arcs:
-        """Read a transducer."""
+        """Return the table of a kaldifst transducer."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "fst"
             fst.write(str(path))
@@ -70,7 +70,7 @@ class Arcs:
         )
 
     def fst(self) -> Any:
-        """Return the transducer."""
+        """Return the table as a kaldifst transducer."""
         order = np.argsort(self.source, kind="stable")
         counts = np.bincount(self.source, minlength=self.num_states)
         places = 3 * np.arange(self.num_states) + 4 * (np.cumsum(counts) - counts)

@@ -4,8 +4,9 @@ r"""Language models from ARPA files, as SRILM, KenLM and Kaldi's tools write the
     \N-grams:           then  log10(p)  w1 ... wN  [log10(backoff)]
     \end\
 
-Words that have no pronunciation are left out with every n-gram they are in: what remains is the
-model of the sentences without them (it then sums to less than one, which no decoder minds).
+Words without a pronunciation are left out, with every n-gram that contains them. What remains is
+the model of the sentences without these words; it sums to less than one, which does not matter to
+the decoder.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _UNKNOWN: Final = frozenset(["<unk>", "<UNK>", "<oov>"])
 
 
 def arpa_words(path: Path) -> list[str]:
-    """Return the words an ARPA file knows, without the marks of sentences and unknown words."""
+    """Return the words of an ARPA file, without the marks of sentences and unknown words."""
     marks = {START, END} | _UNKNOWN
     return [words[0] for _, words, _ in _rows(path, 1) if words[0] not in marks]
 
 
 def check_arpa(path: Path) -> None:
-    """Raise unless a model can be made of the file."""
+    """Raise unless a model can be built from the file."""
     read_arpa(path, arpa_words(path))
 
 
 def read_arpa(path: Path, words: Collection[str]) -> NGram:
-    """Read a model, restricted to a vocabulary."""
+    """Read the model in a file, restricted to the given words."""
     known = {*words, START, END}
     seen: dict[History, dict[str, float]] = {(): {}}
     backoff: dict[History, float] = {}
@@ -49,11 +50,11 @@ def read_arpa(path: Path, words: Collection[str]) -> NGram:
         history, word = ngram[:-1], ngram[-1]
         if log_p > _NOTHING and word != START:
             seen.setdefault(history, {})[word] = 10.0**log_p
-        if log_backoff != 0.0:  # such a history counts as seen, also if nothing followed it
+        if log_backoff != 0.0:  # such a history counts as seen, even if no word follows it
             backoff[ngram] = 10.0**log_backoff
             seen.setdefault(ngram, {})
     if END not in seen[()]:
-        raise SpeechError(f"{path}: no unigram {END}: a sentence could never end. Estimate it anew")
+        raise SpeechError(f"{path}: no unigram {END}: no sentence could end. Estimate it again")
     vocabulary = tuple(sorted(w for w in seen[()] if w != END))
     if not vocabulary:
         raise SpeechError(f"{path}: none of its words has a pronunciation: is it another language?")
@@ -70,7 +71,7 @@ def _rows(path: Path, up_to: int | None = None) -> Iterator[tuple[float, History
     def check() -> None:
         if order and found != promised[order]:
             raise SpeechError(
-                f"{path}: {found:,} {order}-grams where its header promises {promised[order]:,}: "
+                f"{path}: {found:,} {order}-grams, but its header promises {promised[order]:,}: "
                 "the file is damaged or was cut off"
             )
 
@@ -92,7 +93,7 @@ def _rows(path: Path, up_to: int | None = None) -> Iterator[tuple[float, History
             if up_to is not None and order > up_to:
                 return
         elif not order:
-            _bad(path, number, f"no ARPA file: {text[:40]!r} stands where '\\data\\' should")
+            _bad(path, number, f"not an ARPA file: {text[:40]!r} instead of '\\data\\'")
         else:
             found += 1
             yield _row(path, number, text, order)

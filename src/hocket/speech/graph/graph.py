@@ -1,15 +1,15 @@
-"""Graphs for the decoder: what may be said, as a network of senones.
+"""Graphs for the decoder: all sentences that can be recognised, as a network of senones.
 
     HCLG = H o C o det(L o G)
 
-G is the language model, L the lexicon with optional silence between words, C turns phones into
-phones between their neighbours, H turns those into three states with loops. The input label of an
-arc is pdf + 1, which is how the decoder finds its column in a matrix of log-likelihoods; the output
-label is a word. L o G is determinised with disambiguation symbols, as in Kaldi; C is kaldifst's;
-H is in `states.py`.
+G is the language model, L the lexicon with optional silence between words, C maps phones to phones
+between their neighbours, and H maps those to three states with loops. The input label of an arc is
+pdf + 1, by which the decoder finds its column in a matrix of log-likelihoods; the output label is a
+word. L o G is determinised with disambiguation symbols, as in Kaldi; C is kaldifst's; H is in
+`states.py`.
 
-For forced alignment the graph of one transcript is small, so it is built directly, without
-composition: its junctions are (position, previous phone, next phone).
+For forced alignment, the graph of one transcript is small, so it is built directly, without
+composition: its states between phones are (position, previous phone, next phone).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SILENCE_PROBABILITY: Final = 0.5  # of a pause between two words
 
 @dataclass
 class Graph:
-    """A decoding graph and the words its output labels stand for."""
+    """A decoding graph, and the words that its output labels stand for."""
 
     fst: Any  # kaldifst.StdVectorFst
     words: list[str]  # number i has the label i + 1
@@ -77,7 +77,7 @@ class _Builder:
         return int(self.fst.add_state())
 
     def named(self, key: Any) -> int:
-        """Return the state of a name, new or known."""
+        """Return the state of a name; make it if the name is new."""
         if key not in self._named:
             self._named[key] = self.state()
         return self._named[key]
@@ -93,7 +93,7 @@ class _Builder:
 
 
 def grammar(lm: NGram, word_id: dict[str, int], backoff_label: int) -> Any:
-    """The language model: states are histories, backing off reads `backoff_label`."""
+    """Return G: its states are histories, and its backoff arcs read `backoff_label`."""
     g = _Builder()
     start = lm.longest_seen([START])
     g.fst.start = g.named(start)
@@ -123,7 +123,7 @@ def grammar(lm: NGram, word_id: dict[str, int], backoff_label: int) -> Any:
 
 
 def disambiguated(lexicon: Lexicon) -> tuple[list[tuple[str, Phones, int]], int]:
-    """Number homophones and words that begin others: (word, phones, n); n = 0 needs no symbol."""
+    """Number homophones and words that begin others: (word, phones, n); 0: no symbol needed."""
     rows = [(w, phones) for w in lexicon.words for phones in lexicon.entries[w]]
     same: dict[Phones, int] = {}
     prefixes = set()
@@ -143,10 +143,10 @@ def disambiguated(lexicon: Lexicon) -> tuple[list[tuple[str, Phones, int]], int]
 def lexicon_fst(
     lexicon: Lexicon, phones: Sequence[str], word_id: dict[str, int], backoff_word: int
 ) -> tuple[Any, list[int]]:
-    """L with optional silence; returns it with the labels of its disambiguation symbols."""
+    """Return L with optional silence, and the labels of its disambiguation symbols."""
     rows, most = disambiguated(lexicon)
     phone_id = {phone: number for number, phone in enumerate(phones, 1)}
-    first = len(phones) + 1  # '#0', which follows the language model's backing off
+    first = len(phones) + 1  # '#0', which stands for a backoff of the language model
     silence_symbol = first + most + 1
     cost_silence = -math.log(SILENCE_PROBABILITY)
     cost_none = -math.log(1 - SILENCE_PROBABILITY)
@@ -171,13 +171,13 @@ def lexicon_fst(
     return b.fst, list(range(first, silence_symbol + 1))
 
 
-# ---------------------------------------------------------------------------- the whole
+# ---------------------------------------------------------------------------- HCLG
 
 
 def decoding_graph(
     lexicon: Lexicon, lm: NGram, senones: Senones, loop_probability: NDArray[np.float64]
 ) -> Graph:
-    """Build HCLG."""
+    """Build HCLG from the lexicon, the language model and the senones."""
     words = [w for w in lm.vocabulary if w in lexicon.entries]
     if not words:
         raise SpeechError("no word of the language model has a pronunciation")
@@ -186,7 +186,7 @@ def decoding_graph(
     spoken = lexicon.restricted(words)
     strange = set(spoken.phones) - set(senones.phones)
     if strange:
-        raise SpeechError(f"no senones for the phones {sorted(strange)}: prepare it all again")
+        raise SpeechError(f"no senones for the phones {sorted(strange)}: prepare everything again")
     left, symbols = lexicon_fst(spoken, senones.phones, word_id, backoff_word)
     right = grammar(lm, word_id, backoff_word)
     kaldifst.arcsort(left, sort_type="olabel")
@@ -207,7 +207,7 @@ def phone_arcs(
 ) -> tuple[list[list[tuple[int, int]]], set[int]]:
     """Return the phone network of a transcript: arcs (phone, next) of each node, and final nodes.
 
-    `words` holds each word's pronunciations as phone ids. Silence may stand at either end and
+    `words` holds each word's pronunciations as phone ids. Silence is optional at both ends and
     between words. Node 0 is the start; there are no epsilons.
     """
     arcs: list[list[tuple[int, int]]] = [[]]
@@ -277,9 +277,9 @@ def alignment_graph(
 
 
 class _LocalHMM:
-    """Adds chains of states with loops; chains that end alike share their ends.
+    """Adds chains of states with loops; chains with the same end share its states.
 
-    Labels are counted from 1 in order of appearance: few columns of scores are needed.
+    Labels count from 1 in order of appearance, so only a few columns of scores are needed.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class _LocalHMM:
         self._b.arc(start, chain[0] + 1, EPSILON, 0.0, self._rest(chain, end))
 
     def _rest(self, pdfs: tuple[int, ...], end: int) -> int:
-        """Return the state in which pdfs[0] has been entered and the rest lies ahead."""
+        """Return the state that is inside pdfs[0], with the other pdfs to come."""
         key = (pdfs, end)
         known = key in self._b
         state = self._b.named(key)

@@ -16,10 +16,10 @@ from hocket.speech.input.datadir import numbered_lines
 
 @dataclass(frozen=True)
 class LanguageSource:
-    """What the decoder may expect to hear; at most one of the files is given."""
+    """The source of the language model; at most one of the two files is given."""
 
     order: int
-    text: str = ""  # a file of sentences, one a line, without keys
+    text: str = ""  # a file of sentences, one per line, without keys
     arpa: str = ""
     unit: Unit = "word"
 
@@ -32,7 +32,8 @@ class LanguageSource:
     ) -> tuple[NGram, Lexicon]:
         """Return the model, and the pronunciations of its words.
 
-        Words not trained on are pronounced as `pronunciations` says, if their phones were.
+        A word that training did not have gets its pronunciation from the source `pronunciations`,
+        if training had all of its phones.
         """
         sentences = self._sentences(transcripts)
         wanted = (
@@ -45,7 +46,7 @@ class LanguageSource:
         return lm.estimate(sentences, vocabulary, self.order), lexicon
 
     def _sentences(self, transcripts: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-        """More text adds to the transcripts: they are what will be said, too."""
+        """Return the transcripts and the lines of the text: both are examples of the language."""
         if not self.text:
             return transcripts
         lines = [line.split() for _, line in numbered_lines(Path(self.text))]

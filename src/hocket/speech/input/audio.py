@@ -1,7 +1,7 @@
-"""Audio files: what they hold, read exactly, and what is wrong with them.
+"""Reading and writing audio files, with a check of their headers.
 
-Samples come on the int16 scale, as Kaldi reads them. libsndfile quietly shortens a wav file whose
-end is missing, so the header is compared with the file's size here.
+Samples are on the int16 scale, as Kaldi reads them. libsndfile reports no error if the end of a wav
+file is missing, so the header is compared with the file's size here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNKNOWN_SIZES = (0, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFF000)  # written by programs 
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """What a header says."""
+    """The facts in an audio file's header."""
 
     sample_rate: int
     num_samples: int
@@ -30,7 +30,7 @@ class AudioInfo:
 
 
 def probe(path: Path) -> AudioInfo:
-    """Read a header; raise if the file is missing, empty, truncated or no audio."""
+    """Read a header; raise if the file is missing, empty, truncated or not audio."""
     try:
         size = path.stat().st_size
         missing = _missing_bytes(path, size)
@@ -53,8 +53,8 @@ def write(path: Path, samples: NDArray[np.int16], sample_rate: int) -> None:
         soundfile.write(path, samples, sample_rate, subtype="PCM_16")
     except soundfile.LibsndfileError as error:
         raise SpeechError(
-            f"{path} cannot be written ({error}): is there room on its disk? The same command goes "
-            "on where it ended"
+            f"{path} cannot be written ({error}): is the disk full? The same command continues "
+            "where this one ended"
         ) from error
 
 
@@ -63,7 +63,7 @@ def read(
 ) -> NDArray[np.float32]:
     """Return one channel's samples on the int16 scale, whole or from `start_s` to `end_s`.
 
-    They come at the file's own rate, or at `sample_rate`.
+    Their rate is the file's own, or `sample_rate`.
     """
     info = probe(path)
     if info.channels != 1:
@@ -89,7 +89,7 @@ def read(
 
 
 def _missing_bytes(path: Path, size: int) -> int:
-    """Return how much of a wav file's samples its end lacks; 0 for other formats."""
+    """Return how many bytes are missing at the end of a wav file; 0 for other formats."""
     with path.open("rb") as file:
         head = file.read(12)
         if head[:4] != b"RIFF" or head[8:12] != b"WAVE":

@@ -1,15 +1,15 @@
-"""Kaldi data directories, read as they are.
+"""Reading Kaldi data directories.
 
     wav.scp    recording  path          (pipes are refused: they are programs, not data)
     segments   utterance  recording  start  end     optional; else a recording is an utterance
     text       utterance  words
-    utt2spk    utterance  speaker       optional; else every utterance is a speaker of its own
+    utt2spk    utterance  speaker       optional; else every utterance has its own speaker
 
-A relative path is looked for beside the data directory's files, then one folder up, then from the
+A relative path is searched for in the data directory, then one folder above it, then from the
 current directory (where Kaldi would look).
 
-What concerns one utterance (no audio, no words) leaves it out with a reason; what concerns a file
-(a duplicate key, a pipe, a missing wav.scp) is an error that names the line.
+A problem with one utterance (no audio, no words) leaves it out, with the reason. A problem with a
+file (a duplicate key, a pipe, a missing wav.scp) is an error that names the line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Utterance:
 
 @dataclass
 class DataDirectory:
-    """The good utterances in sorted order, and why others were left out."""
+    """The usable utterances in sorted order, and why others were left out."""
 
     path: Path
     utterances: list[Utterance]
@@ -49,23 +49,23 @@ class DataDirectory:
 
 
 def read_table(path: Path) -> dict[str, str]:
-    """Read `key value...` lines; a key may come once."""
+    """Read `key value...` lines; a key may appear only once."""
     table: dict[str, str] = {}
     for number, line in numbered_lines(path):
         key, _, value = line.strip().partition(" ")
         if "\t" in key:  # some tools separate with a tab
             key, _, value = line.strip().partition("\t")
         if key in table:
-            raise SpeechError(f"{path}:{number}: {key!r} is there twice: remove one of the lines")
+            raise SpeechError(f"{path}:{number}: {key!r} appears twice: remove one of the lines")
         table[key] = value.strip()
     return table
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file that hold anything, counted from 1."""
+    """Yield the lines of a text file that are not empty, with their numbers from 1."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
+        text = data.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except (OSError, EOFError, zlib.error) as error:
         raise SpeechError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
@@ -78,14 +78,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_data_directory(path: Path) -> bool:
-    """Say whether a folder looks like one."""
+    """Return whether a folder looks like a Kaldi data directory."""
     return (path / "wav.scp").is_file()
 
 
 def read_data_directory(path: Path) -> DataDirectory:
     """Read a data directory; raise if nothing in it can be used."""
     if not is_data_directory(path):
-        raise SpeechError(f"{path}: no Kaldi data directory: it has no wav.scp")
+        raise SpeechError(f"{path}: not a Kaldi data directory: it has no wav.scp")
     recordings = {
         key: _located(path, key, value) for key, value in read_table(path / "wav.scp").items()
     }
@@ -158,7 +158,7 @@ def _segments(
 
 
 def reasons(left_out: dict[str, str], shown: int = 3) -> str:
-    """Say in a line how many were left out, with a few examples."""
+    """Return a line that says how many were left out, with a few examples."""
     if not left_out:
         return ""
     examples = "; ".join(f"{key}: {why}" for key, why in sorted(left_out.items())[:shown])

@@ -1,12 +1,12 @@
-"""Kaldi's archives: features and alignments in, features, alignments and log-likelihoods out.
+"""Kaldi's archives: import features and alignments; export these and log-likelihoods.
 
 In:   DIR/feats.scp (and utt2spk, text if they are there), pdf alignments as int32 vectors in
       archives, gzipped or not, and the number of pdfs. Kaldi's own `ali.*.gz` hold transition-ids,
-      which mean nothing without their model: `ali-to-pdf final.mdl` turns them into pdfs.
+      which mean nothing without their model: `ali-to-pdf final.mdl` converts them to pdfs.
 Out:  the same, and matrices of log-likelihoods that `latgen-faster-mapped` reads.
 
-kaldiio (the extra `hocket[kaldi]`) reads and writes the formats. It would run commands it finds
-in an scp file; those are refused here.
+kaldiio (the extra `hocket[kaldi]`) reads and writes the formats. It would run the commands that an
+scp file may contain; those are refused here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Pdfs = NDArray[np.int32]
 
 @dataclass
 class KaldiSplit:
-    """One split as Kaldi has it."""
+    """Where Kaldi keeps the features and alignments of one split."""
 
     data: Path  # with feats.scp
     alignments: list[Path]  # none for a test set
@@ -44,7 +44,7 @@ class KaldiSplit:
 
 @dataclass
 class Import:
-    """From Kaldi's files to an experiment that `hocket train` takes."""
+    """Makes an experiment for `hocket train` from Kaldi's files."""
 
     splits: dict[str, KaldiSplit]
     num_pdfs: int
@@ -53,7 +53,7 @@ class Import:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> dict[str, int]:
-        """Import all splits; return the frames of each. The last file makes it an experiment."""
+        """Import all splits; return the frames of each. Writing step.json last completes it."""
         if (self.out / "alignment" / "step.json").exists():
             raise SpeechError(f"{self.out} is an experiment already: choose another --out")
         (self.out / "alignment").mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class Import:
 
 
 class _StoreWriter:
-    """Writes a feature store utterance by utterance; its length is known at the end only."""
+    """Writes a feature store utterance by utterance; its length is known only at the end."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def load_matrix(where: str, name: str) -> NDArray[np.float32]:
         ) from error
     found: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     if found.ndim != 2 or not np.isfinite(found).all():
-        raise SpeechError(f"{where}: {name!r} is no matrix of finite numbers")
+        raise SpeechError(f"{where}: {name!r} is not a matrix of finite numbers")
     return found
 
 
@@ -207,11 +207,13 @@ def read_alignments(path: Path) -> Iterator[tuple[str, Pdfs]]:
             for name, values in kaldiio.load_ark(file):
                 found = np.asarray(values)
                 if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-                    raise SpeechError(f"{path}: {name!r} is no vector of integers: no alignment")
+                    raise SpeechError(
+                        f"{path}: {name!r} is not a vector of integers, so not an alignment"
+                    )
                 yield name, found.astype(np.int32)
     except (OSError, EOFError, ValueError, AssertionError, UnicodeDecodeError) as error:
         raise SpeechError(
-            f"{path}: no archive that can be read ({error}): copy it again"
+            f"{path}: not an archive that can be read ({error}): copy it again"
         ) from error
 
 
@@ -225,7 +227,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def write_matrices(path: Path, pairs: Iterator[tuple[str, NDArray[np.float32]]]) -> int:
-    """Write PATH (an archive) and the scp beside it; return how many matrices there were."""
+    """Write PATH (an archive) and an scp file beside it; return the number of matrices."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[str] = []
     with atomically(path) as partial, partial.open("wb") as file:

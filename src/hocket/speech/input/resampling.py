@@ -1,8 +1,8 @@
-"""Changing the sample rate, by a sinc under a Hann window evaluated where it is needed.
+"""Changing the sample rate with a Hann-windowed sinc.
 
     y(n) = sum over m of x(m) h(n / to_rate - m / from_rate) / from_rate                 (1)
 
-h is the impulse response of a low-pass filter. Any two rates will do, also 11025 and 16000.
+h is the impulse response of a low-pass filter. Any two rates are possible, also 11025 and 16000.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIECE: Final = 65536  # output samples at a time: an hour of speech fits into me
 
 
 def resampled_length(num_samples: int, from_rate: int, to_rate: int) -> int:
-    """Return how many samples there are afterwards."""
+    """Return how many samples a signal has after resampling."""
     return -(-num_samples * to_rate // from_rate)
 
 
@@ -43,7 +43,7 @@ def resample(
 
 
 def windowed_sinc(t: Array, cutoff: float, zeros: int) -> Array:
-    """The impulse response of a low-pass filter under a Hann window; t in seconds."""
+    """Return a low-pass filter's impulse response under a Hann window; t in seconds."""
     window = np.where(
         np.abs(t) < zeros / (2 * cutoff), 0.5 * (1 + np.cos(2 * np.pi * cutoff / zeros * t)), 0.0
     )

@@ -1,16 +1,16 @@
-"""Speech data in the forms people have it: Kaldi's, lhotse's, or a plain folder of recordings.
+"""Reading speech data of several forms: Kaldi's, lhotse's, or a plain folder of recordings.
 
     wav.scp text ...                    a Kaldi data directory (datadir.py)
-    *cuts*.jsonl, *cuts*.jsonl.gz       lhotse cuts, or such a file itself; if names say train, dev
-                                        (or valid) and test (or eval), these are the splits
+    *cuts*.jsonl, *cuts*.jsonl.gz       lhotse cuts, or such a file itself; if names contain train,
+                                        dev (or valid) and test (or eval), these are the splits
     NAME.wav with NAME.txt              a plain folder, searched with its subfolders; or the
-    NAME.wav and transcripts.txt        transcripts of many in one file, `NAME words ...` a line
-                                        (LibriSpeech's *.trans.txt, too)
+    NAME.wav and transcripts.txt        transcripts of many in one file, one `NAME words ...` per
+                                        line (also LibriSpeech's *.trans.txt)
 
-In a plain folder a subfolder is a speaker. A transcripts file speaks of its own folder and of those
-below it; there, NAME may be `sub/NAME` or `sub-NAME`. A space in a name becomes an underscore:
-names are keys in Kaldi's tables. What is wrong with one utterance leaves it out with the reason;
-what is wrong with a file is an error that names it.
+In a plain folder, a subfolder is a speaker. A transcripts file covers its own folder and all below
+it, for which NAME may be `sub/NAME` or `sub-NAME`. A space in a name becomes an underscore, because
+names are keys in Kaldi's tables. A problem with one utterance leaves it out, with the reason; a
+problem with a file is an error that names the file.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ WHAT: Final = (
 
 
 def is_source(path: Path) -> bool:
-    """Say whether there is speech data of a known form."""
+    """Return whether a path holds speech data of a known form."""
     return is_data_directory(path) or bool(_manifests(path)) or _any_audio(path)
 
 
 def read_source(path: Path) -> DataDirectory:
-    """Read the utterances, whatever form they have."""
+    """Read the utterances of a path, whatever their form."""
     if is_data_directory(path):
         return read_data_directory(path)
     manifests = _manifests(path)
     if manifests:
         return read_manifests(path, manifests)
     if not _any_audio(path):
-        raise SpeechError(f"{path}: {WHAT} is there")
+        raise SpeechError(f"{path}: it holds {WHAT}")
     found = DataDirectory(path, [])
     _read_plain(path, found)
     return _finished(path, found)
@@ -88,7 +88,7 @@ def read_manifests(folder: Path, manifests: list[Path]) -> DataDirectory:
 
 
 def manifests_by_split(folder: Path) -> dict[str, list[Path]]:
-    """Sort a folder's manifests by what their names say; empty if none says train."""
+    """Sort a folder's manifests by the split in their names; empty if none contains train."""
     found: dict[str, list[Path]] = {}
     for manifest in _manifests(folder):
         said = _SPLIT_IN_NAME.search(manifest.name.lower())
@@ -97,14 +97,14 @@ def manifests_by_split(folder: Path) -> dict[str, list[Path]]:
         return {}
     if "" in found:
         raise SpeechError(
-            f"{found[''][0]}: its name says neither train, dev nor test, as others beside it do: "
-            "rename it, or move it away"
+            f"{found[''][0]}: its name has neither train, dev nor test in it, but other names here "
+            "do: rename it, or move it away"
         )
     return found
 
 
 def deciding_files(path: Path) -> list[Path]:
-    """Return the files whose change means other utterances."""
+    """Return the files that determine the utterances."""
     if is_data_directory(path):
         return [path / table for table in TABLES if (path / table).exists()]
     return _manifests(path) or sorted(
@@ -115,7 +115,7 @@ def deciding_files(path: Path) -> list[Path]:
 def _refuse_twice(path: Path, utterances: list[Utterance]) -> None:
     for one, other in pairwise(utterances):
         if one.id == other.id:
-            raise SpeechError(f"{path}: {one.id!r} is there twice: rename or remove one")
+            raise SpeechError(f"{path}: {one.id!r} appears twice: rename or remove one")
 
 
 # ---------------------------------------------------------------------------- plain folders
@@ -152,11 +152,11 @@ def _read_plain(folder: Path, found: DataDirectory) -> None:
 
 
 class Listed:
-    """The transcripts of files that hold many."""
+    """The transcripts in files that hold many of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tables: dict[Path, dict[str, tuple[str, Path]]] = {}  # by the folder it speaks of
+        self._tables: dict[Path, dict[str, tuple[str, Path]]] = {}  # by the folder they are in
         self._used: dict[tuple[Path, str], Path] = {}
         for path in sorted([*folder.rglob("transcripts.txt"), *folder.rglob("*.trans.txt")]):
             table = self._tables.setdefault(path.parent, {})
@@ -183,13 +183,13 @@ class Listed:
         if other != audio:
             one, two = (p.relative_to(folder).with_suffix("") for p in (other, audio))
             raise SpeechError(
-                f"{source}: {key!r} could be {one} or {two}: write the folder, too, in a line for "
-                "each"
+                f"{source}: {key!r} could be {one} or {two}: write one line for each, with its "
+                "folder"
             )
         return text
 
     def unused(self) -> dict[str, str]:
-        """Return the lines that are of no recording."""
+        """Return the lines that belong to no recording."""
         return {
             key: f"a line in {source}, but no recording of that name"
             for folder, table in self._tables.items()
@@ -199,7 +199,7 @@ class Listed:
 
 
 def _alone(folder: Path, spoken: set[Path]) -> dict[str, str]:
-    """Return recordings that cannot be read, and transcripts without any."""
+    """Return recordings of formats that cannot be read, and transcripts without a recording."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name, bare = as_key("-".join(path.relative_to(folder).parts)), path.with_suffix("")
@@ -215,7 +215,7 @@ def _alone(folder: Path, spoken: set[Path]) -> dict[str, str]:
 
 
 def as_key(name: str) -> str:
-    """Return a name that can stand first in a line of a table."""
+    """Return a name without spaces, to be used as a key in a table."""
     return "_".join(name.split())
 
 
@@ -282,7 +282,7 @@ def _read_cut(folder: Path, cut: dict[str, Any], found: DataDirectory) -> None:
 
 
 def _source(folder: Path, sources: list[dict[str, Any]]) -> Path:
-    """Return the audio file of a recording; commands are programs, not data."""
+    """Return the audio file of a recording; refuse commands, which are programs and not data."""
     source = sources[0]
     if len(sources) != 1 or source["type"] != "file":
         kinds = ", ".join(str(s["type"]) for s in sources)

@@ -1,4 +1,4 @@
-"""Train, dev and test: as they are given, or held out of train."""
+"""The splits train, dev and test: read from the data, or held out of train."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MIN_SPEAKERS: Final = 10  # with fewer, held-out utterances come from the traini
 def read_splits(
     source: Path, held_out: float, say: Callable[[str], None]
 ) -> tuple[dict[str, list[Utterance]], dict[str, str]]:
-    """Read train, dev and test; hold out of train what is missing.
+    """Read train, dev and test; take missing splits out of train.
 
-    `source` holds the folders train, dev and test, or lhotse cuts whose names say so; of these dev
-    is held out of train if it is missing, and test is not. Or it is itself speech data (see
-    `sources.py`), of which dev and test are then held out.
+    `source` may hold the folders train, dev and test, or lhotse cuts with such names. A missing dev
+    is then held out of train; a missing test is not. Or `source` is itself speech data (see
+    `sources.py`): then dev and test are both held out of it.
     """
     found: dict[str, DataDirectory] = {}
     if (source / "train").is_dir() and is_source(source / "train"):
@@ -44,7 +44,7 @@ def read_splits(
         found["train"] = read_source(source)
         wanted = ["dev", "test"]
     else:
-        raise SpeechError(f"{source}: {WHAT} is in it or in {source / 'train'}")
+        raise SpeechError(f"{source}: it holds {WHAT}; nor does {source / 'train'}")
     left_out = {k: why for directory in found.values() for k, why in directory.left_out.items()}
     splits = {split: directory.utterances for split, directory in found.items()}
     _refuse_overlap(splits)
@@ -69,7 +69,7 @@ def _refuse_overlap(splits: dict[str, list[Utterance]]) -> None:
 def hold_out(
     utterances: list[Utterance], share: float, name: str
 ) -> tuple[list[Utterance], list[Utterance], str]:
-    """Take about `share` of the utterances away: whole speakers if there are enough of them."""
+    """Take out about `share` of the utterances, by whole speakers if there are enough speakers."""
     speakers = {u.speaker for u in utterances}
     by_speaker = MIN_SPEAKERS <= len(speakers) < len(utterances)
     keys = sorted(speakers if by_speaker else {u.id for u in utterances})
