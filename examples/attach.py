@@ -1,6 +1,6 @@
 """The loop of `plain.py` on several learners.
 
-python -m hocket.runtime.launch.script --learners 2 examples/attach.py
+python -m hocket.launch --learners 2 examples/attach.py
 """
 
 from __future__ import annotations
