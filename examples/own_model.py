@@ -1,9 +1,9 @@
-"""A model and a loss of one's own, trained alone and by two real learners, then simulated.
+"""A model and a loss of your own, trained alone and by two real learners, then simulated.
 
     python examples/own_model.py
 
-A `Task` is all that Hocket needs: a model, a list of items, and the loss of one item. It lives at
-the top level of a module, because learner processes import it.
+A `Task` is all that Hocket needs: a model, a list of items, and the loss of one item. It is
+defined at the top level of a module, because learner processes import it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TwoMoons(hocket.Task):
         return [hocket.Item(f"{split}-{i}", self.batch) for i in range(count // self.batch)]
 
     def load(self, split: str, item: hocket.Item, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make the points of one minibatch, always the same for the same item."""
+        """Make the points of one minibatch; the same item always gives the same points."""
         number = int(str(item.id).split("-")[1]) + (0 if split == "train" else 100_000)
         rng = torch.Generator().manual_seed(number)
         label = torch.randint(2, (item.frames,), generator=rng)
@@ -53,7 +53,7 @@ class TwoMoons(hocket.Task):
 
 
 def main() -> None:
-    """Train in three ways; the last two give the same model to the bit."""
+    """Train in three ways; the last two give the same model, bit for bit."""
     task = TwoMoons()
     common: dict[str, Any] = {
         "optimizer": {"lr": 0.2},
