@@ -16,6 +16,7 @@ from hocket.core.accounts import Books, LostLearner
 from hocket.errors import ContractError
 from hocket.record.checkpoint import Checkpoints
 from hocket.record.metrics import Recorder
+from hocket.support.files import atomically
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,8 @@ def final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.
         )
     newest = written[-1] / "model.safetensors"
     if out is not None:
-        partial = out / "model.partial"
-        shutil.copyfile(newest, partial)
-        partial.replace(out / "model.safetensors")
+        with atomically(out / "model.safetensors") as partial:
+            shutil.copyfile(newest, partial)
     return load_file(newest)
 
 

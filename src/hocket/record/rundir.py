@@ -19,6 +19,7 @@ from typing import Any
 from hocket.errors import ConfigError
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.record.metrics import rewind
+from hocket.support.files import write_atomically
 
 # What may differ when a run is resumed; anything else would make it another run.
 FREE_ON_RESUME = {
@@ -135,6 +136,4 @@ def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list
 
 
 def _write_json(path: Path, value: Any) -> None:
-    fresh = path.with_suffix(".partial")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(fresh, path)
+    write_atomically(path, json.dumps(value, indent=1) + "\n")

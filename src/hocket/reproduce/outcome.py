@@ -15,7 +15,7 @@ from hocket.record.results import Result
 from hocket.report.runs import Point
 from hocket.reproduce import statistics
 from hocket.reproduce.statistics import Interval
-from hocket.support.files import atomically
+from hocket.support.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ def of_divergence(reason: str, wall_s: float) -> Outcome:
 
 def write(path: Path, outcome: Outcome) -> None:
     """Keep an outcome; it is there in full or not at all."""
-    with atomically(path) as partial:
-        partial.write_text(json.dumps(asdict(outcome)) + "\n")
+    write_atomically(path, json.dumps(asdict(outcome)) + "\n")
 
 
 def read(path: Path) -> Outcome:
