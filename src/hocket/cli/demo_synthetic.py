@@ -14,6 +14,7 @@ from hocket.api import Result
 from hocket.data.synthetic import Synthetic
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, Exponential
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.sim.cost import Cluster, Host, Slow
 
 TASK = Synthetic(
@@ -91,7 +92,7 @@ def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
 
 def _cleared(path: Path) -> Path:
     """Remove an earlier demo's run of the same name, and nothing else."""
-    if (path / "config.json").exists():
+    if RunDirectory(path).is_run():
         shutil.rmtree(path)
     return path
 

@@ -18,7 +18,6 @@ from hocket import api, config
 from hocket.api import Result
 from hocket.cli import listing, speech
 from hocket.errors import ConfigError, HocketError, require
-from hocket.record import rundir
 from hocket.record.results import slow_learner
 from hocket.report import page
 from hocket.report.runs import read_run
@@ -177,8 +176,7 @@ def tables_of(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         raise ConfigError("--replay begins a run, --resume goes on with one: give one of them")
     source: Path | None = args.out if args.resume else replayed
     if source is not None:
-        rundir.saved_config(source)
-        tables = config.read(source / "config.json")
+        tables = config.read_run(source)
     elif args.task is not None:
         tables = config.defaults(args.task)
         if tables and not args.quiet:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from hocket.core.packing import flatten, unflatten
 from hocket.errors import CheckpointError
+from hocket.record.rundir import RunDirectory
 from hocket.support.files import sync, write_durably
 
 FORMAT = 1
@@ -62,7 +63,8 @@ class Checkpoints:
     """The checkpoints of one run directory."""
 
     def __init__(self, run_dir: Path, keep: int) -> None:
-        self.dir = run_dir / "checkpoints"
+        self._run = RunDirectory(run_dir)
+        self.dir = self._run.checkpoints_path
         self._keep = keep
 
     def _staging(self, frames: int) -> Path:
@@ -89,7 +91,7 @@ class Checkpoints:
         os.replace(staging, final)
         sync(self.dir)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self.list()[: -self._keep]:
+        for old in self._run.checkpoints()[: -self._keep]:
             shutil.rmtree(old)
         return final
 
@@ -97,15 +99,9 @@ class Checkpoints:
         """Remove what was staged; earlier checkpoints are untouched."""
         shutil.rmtree(self._staging(frames), ignore_errors=True)
 
-    def list(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        if not self.dir.is_dir():
-            return []
-        return sorted(p for p in self.dir.iterdir() if not p.name.startswith("."))
-
     def latest(self) -> Saved:
         """Read the newest checkpoint."""
-        paths = self.list()
+        paths = self._run.checkpoints()
         if not paths:
             raise CheckpointError(
                 f"{self.dir}: no checkpoint to resume from; start again without --resume"

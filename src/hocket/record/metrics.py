@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hocket.record.rundir import RunDirectory
 from hocket.record.tensorboard import EventFile
 from hocket.support.files import write_atomically
 
@@ -46,20 +47,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _evaluations(path: Path) -> list[dict[str, Any]]:
-    """Return the evaluations that are recorded already, of a run that is resumed."""
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if row["event"] == "eval"]
-
-
 def rewind(run_dir: Path, frames: int) -> None:
     """Drop what was recorded after a checkpoint that is about to be resumed.
 
     `metrics.jsonl` then reads as one run; the dropped lines go to metrics.abandoned.jsonl.
     """
-    path = run_dir / "metrics.jsonl"
+    run = RunDirectory(run_dir)
+    path = run.metrics_path
     if not path.exists():
         return
     kept: list[str] = []
@@ -73,7 +67,7 @@ def rewind(run_dir: Path, frames: int) -> None:
         later = row["event"] == "summary" or (row["frames"] or 0) > frames
         (dropped if later else kept).append(line)
     if dropped:
-        with (run_dir / "metrics.abandoned.jsonl").open("a") as file:
+        with run.abandoned_metrics_path.open("a") as file:
             file.writelines(dropped)
         write_atomically(path, "".join(kept))
 
@@ -84,9 +78,11 @@ class Recorder:
     def __init__(
         self, run_dir: Path | None, *, tensorboard: bool, show: Callable[[dict[str, Any]], None]
     ) -> None:
-        self.evaluations = _evaluations(run_dir / "metrics.jsonl") if run_dir else []
-        self._metrics = MetricsFile(run_dir / "metrics.jsonl") if run_dir else None
-        self._board = EventFile(run_dir / "tensorboard") if run_dir and tensorboard else None
+        run = RunDirectory(run_dir) if run_dir else None
+        resumed = run is not None and run.metrics_path.exists()
+        self.evaluations = run.evaluations() if run and resumed else []
+        self._metrics = MetricsFile(run.metrics_path) if run else None
+        self._board = EventFile(run.tensorboard_path) if run and tensorboard else None
         self._show = show
 
     def __call__(self, event: dict[str, Any]) -> None:
