@@ -17,11 +17,12 @@ from hocket.core.task import Task
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment
 from hocket.optim import Optimizer, Schedule
-from hocket.record import results, rundir
+from hocket.record import opening, results
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.record.display import display
 from hocket.record.metrics import Recorder
 from hocket.record.results import LearnerReport, Result
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.launch.host_launcher import launcher_for
 from hocket.runtime.launch.hosts import Host
 from hocket.runtime.real.faults import Fault
@@ -153,9 +154,9 @@ def _run_directory(
     record = config.record(experiment, cluster)
     saved = None
     if resume:
-        saved = rundir.reopen(out, record, experiment.options.keep_checkpoints)
+        saved = opening.reopen(out, record, experiment.options.keep_checkpoints)
     else:
-        rundir.create(out, record)
+        opening.create(out, record)
     if host is not None:
         host.open_directory(out)
     yield out, saved
@@ -240,7 +241,7 @@ def run_simulated(
                 for death in simulator.deaths_to_come():
                     shown.say(f"note: the planned death of rank {death.rank} did not come to pass")
                 if out and experiment.options.trace:
-                    simulator.trace.write(out / "trace.jsonl")
+                    simulator.trace.write(RunDirectory(out).trace_path())
                 result = _simulated_result(simulator, path, out)
                 result = dataclasses.replace(result, evaluations=results.curve(recorder))
                 recorder(results.summary_event(result))

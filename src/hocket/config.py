@@ -30,6 +30,7 @@ from hocket.errors import ConfigError, nearest
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.models import MODELS, Model
 from hocket.optim import OPTIMIZERS, SCHEDULES
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.sim.cost import Cluster, Death, Host, Pause, Slow
 from hocket.speech.task import SpeechTask, is_experiment
 from hocket.strategies import STRATEGIES
@@ -58,9 +59,18 @@ TABLES: Final = (
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a TOML file, or the JSON that a run directory holds."""
-    tables = parse(path)
-    tables = {k: v for k, v in tables.items() if k not in ("versions", "facts", "data")}
+    """Read a TOML file, or a run's config.json, and refuse tables that do not exist."""
+    return _checked_tables(parse(path), path)
+
+
+def read_run(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables that a run was begun with, given its directory."""
+    run = RunDirectory(path)
+    return _checked_tables(run.config(), run.config_path)
+
+
+def _checked_tables(found: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
+    tables = {k: v for k, v in found.items() if k not in ("versions", "facts", "data")}
     for name, table in tables.items():
         _known(name, TABLES, f"{path}: table")
         if not isinstance(table, dict):

@@ -20,7 +20,8 @@ from hocket.core.strategy import State
 from hocket.errors import CheckpointError, ConfigError, ContractError
 from hocket.optim.sgd import SGDState
 from hocket.record.checkpoint import Checkpoints
-from hocket.record.metrics import EVENTS, HEAD, EventFile, rewind
+from hocket.record.metrics import EVENTS, HEAD, rewind
+from hocket.record.tensorboard import EventFile
 from hocket.runtime.sim.cost import Death
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

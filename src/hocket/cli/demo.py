@@ -14,6 +14,7 @@ from hocket import api
 from hocket.api import Result
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, Exponential
+from hocket.record.rundir import RunDirectory
 from hocket.report import page
 from hocket.report.runs import read_errors, read_run
 from hocket.speech.corpus.build import build
@@ -91,7 +92,7 @@ def _task(experiment: Path) -> SpeechTask:
 
 def _train(experiment: Path, strategy: str, learners: int, out: Path) -> Path:
     folder = out / strategy
-    if (folder / "config.json").exists():  # only ever a run of an earlier demo
+    if RunDirectory(folder).is_run():  # only ever a run of an earlier demo
         shutil.rmtree(folder)
     result: Result = api.train(
         _task(experiment),

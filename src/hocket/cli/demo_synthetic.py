@@ -14,6 +14,7 @@ from hocket.api import Result
 from hocket.data.synthetic import Synthetic
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, Exponential
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.sim.cost import Cluster, Host, Slow
 
 TASK = Synthetic(
@@ -91,7 +92,7 @@ def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
 
 def _cleared(path: Path) -> Path:
     """Remove the run of an earlier demo; a folder that is no run is left alone."""
-    if (path / "config.json").exists():
+    if RunDirectory(path).is_run():
         shutil.rmtree(path)
     return path
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hocket.errors import ConfigError
+from hocket.record.rundir import RunDirectory
 from hocket.speech.decode.comparison import Mistake, compare, kind_of, worst
 from hocket.speech.decode.evaluation import Evaluation
 from hocket.speech.decode.scoring import RATES, Score, Unit, score
@@ -101,7 +102,7 @@ def _open_folder(folder: Path, args: argparse.Namespace) -> System:
         raise SpeechError(f"{refs} is missing: decode again with `hocket decode {folder}`")
     experiment = folder
     if inner.name == "decode":
-        experiment = Path(_read_json(folder / "config.json")["task"]["experiment"])
+        experiment = Path(RunDirectory(folder).table("task")["experiment"])
     data = experiment / "data" / f"{found.split}.json"
     rows = _read_json(data) if data.exists() else []
     notes = (

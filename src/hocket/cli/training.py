@@ -16,7 +16,6 @@ from hocket import api, config
 from hocket.api import Result
 from hocket.cli.parsing import Commands, add_command
 from hocket.errors import ConfigError, require
-from hocket.record import rundir
 from hocket.record.results import slow_learner
 from hocket.runtime.sim.cost import Cluster
 
@@ -183,8 +182,7 @@ def _begin_with(args: argparse.Namespace) -> Tables:
         raise ConfigError("--replay starts a run and --resume continues one: give only one of them")
     source: Path | None = args.out if args.resume else replayed
     if source is not None:
-        rundir.saved_config(source)
-        return config.read(source / "config.json")
+        return config.read_run(source)
     if args.task is None:
         return {}
     tables = config.defaults(args.task)

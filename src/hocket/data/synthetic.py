@@ -5,8 +5,8 @@ successors follows; each frame is the class mean plus Gaussian noise, and the cl
 network sees a window of frames (`context` on each side) and predicts the class of the middle one,
 so temporal context helps, as in speech.
 
-Because the generator is known, so is the Bayes error: no classifier can be right more often than the
-exact posterior of the middle class given the window, by the forward-backward recursion.
+Because the generator is known, so is the Bayes error: no classifier can be right more often than
+the exact posterior of the middle class given the window, by the forward-backward recursion.
 """
 
 from __future__ import annotations

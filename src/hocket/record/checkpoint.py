@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 
 from hocket.core.packing import flatten, unflatten
 from hocket.errors import CheckpointError
+from hocket.record.rundir import RunDirectory
+from hocket.support.files import sync, write_durably
 
 FORMAT = 1
 
@@ -61,7 +63,8 @@ class Checkpoints:
     """The checkpoints of one run directory."""
 
     def __init__(self, run_dir: Path, keep: int) -> None:
-        self.dir = run_dir / "checkpoints"
+        self._run = RunDirectory(run_dir)
+        self.dir = self._run.checkpoints_path
         self._keep = keep
 
     def _staging(self, frames: int) -> Path:
@@ -73,7 +76,7 @@ class Checkpoints:
         staging.mkdir(parents=True, exist_ok=True)
         skeleton, tensors = flatten(tree)
         _save_tensors(staging / f"rank-{rank}.safetensors", tensors)
-        _write(staging / f"rank-{rank}.json", json.dumps(skeleton))
+        write_durably(staging / f"rank-{rank}.json", json.dumps(skeleton))
 
     def finish(self, frames: int, run: dict[str, Any], model: dict[str, torch.Tensor]) -> Path:
         """Write the common part and make the checkpoint visible."""
@@ -81,14 +84,14 @@ class Checkpoints:
         if final.exists() and not staging.exists():
             return final  # by a learner that died just afterwards
         _save_tensors(staging / "model.safetensors", model)
-        _write(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
+        write_durably(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
         replaced = self.dir / f".{frames:012d}.replaced"
         if final.exists():  # resumed and stopped again before anything was learnt
             os.replace(final, replaced)
         os.replace(staging, final)
-        _sync_directory(self.dir)
+        sync(self.dir)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self.list()[: -self._keep]:
+        for old in self._run.checkpoints()[: -self._keep]:
             shutil.rmtree(old)
         return final
 
@@ -96,15 +99,9 @@ class Checkpoints:
         """Remove what was staged; earlier checkpoints are untouched."""
         shutil.rmtree(self._staging(frames), ignore_errors=True)
 
-    def list(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        if not self.dir.is_dir():
-            return []
-        return sorted(p for p in self.dir.iterdir() if not p.name.startswith("."))
-
     def latest(self) -> Saved:
         """Read the newest checkpoint."""
-        paths = self.list()
+        paths = self._run.checkpoints()
         if not paths:
             raise CheckpointError(
                 f"{self.dir}: no checkpoint to resume from; start again without --resume"
@@ -126,20 +123,4 @@ class Checkpoints:
 
 def _save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file({k: t.contiguous().clone() for k, t in tensors.items()}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(path)

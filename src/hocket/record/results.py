@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from hocket.core.accounts import Books, LostLearner
 from hocket.errors import ContractError
-from hocket.record.checkpoint import Checkpoints
 from hocket.record.metrics import Recorder
+from hocket.record.rundir import RunDirectory
+from hocket.support.files import atomically
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def curve(recorder: Recorder) -> tuple[tuple[float, float], ...]:
     return tuple((e["train_s"], e["loss"]) for e in recorder.evaluations)
 
 
-def final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.Tensor]:
+def final_model(path: Path, out: Path | None) -> dict[str, torch.Tensor]:
     """Return the newest model of a run, and put it where the user looks for it."""
-    written = Checkpoints(path, keep).list()
+    written = RunDirectory(path).checkpoints()
     if not written:
         raise ContractError(
             "the strategy returned before a boundary told it to stop, so there is no model: loop "
@@ -75,9 +76,8 @@ def final_model(path: Path, out: Path | None, keep: int = 1) -> dict[str, torch.
         )
     newest = written[-1] / "model.safetensors"
     if out is not None:
-        partial = out / "model.partial"
-        shutil.copyfile(newest, partial)
-        partial.replace(out / "model.safetensors")
+        with atomically(RunDirectory(out).model_path) as partial:
+            shutil.copyfile(newest, partial)
     return load_file(newest)
 
 

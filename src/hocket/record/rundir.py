@@ -1,140 +1,148 @@
-"""A run directory: configuration, metrics, checkpoints, the final model.
+"""The layout of a run directory, and the one reader of it.
 
 RUN/config.json        everything that decided the run, with versions and seed
 RUN/metrics.jsonl      one event a line (docs/metrics.md)
 RUN/tensorboard/       the same curves for TensorBoard
 RUN/checkpoints/       see hocket.record.checkpoint
 RUN/model.safetensors  the evaluated model at the end, by parameter name
-RUN/trace*.jsonl       with runtime.trace = true
+RUN/trace*.jsonl       with runtime.trace = true; one file for each learner of a real run
+RUN/decode/            what `hocket decode` recognised
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hocket.errors import ConfigError
-from hocket.record.checkpoint import Checkpoints, Saved
-from hocket.record.metrics import rewind
 
-# What may differ when a run is resumed; anything else would make it another run.
-FREE_ON_RESUME = {
-    "runtime.device",
-    "runtime.learners",
-    "runtime.threads",
-    "runtime.on_loss",
-    "runtime.silence_s",
-    "runtime.timeout_s",
-    "runtime.transport",
-    "runtime.keep_checkpoints",
-    "runtime.trace",
-    "runtime.tensorboard",
-    "schedule.epochs",
-}
+Event = dict[str, Any]  # a line of metrics.jsonl
+_REMEDY = "give the folder that `hocket train` or `hocket simulate` wrote (its --out)"
 
 
-def create(path: Path, record: dict[str, Any]) -> None:
-    """Make a new run directory; a run that has got anywhere is never overwritten."""
-    if Checkpoints(path, 1).list():
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where the parts of a run are. What cannot be read is named, with what to do about it."""
+
+    path: Path
+
+    # ------------------------------------------------------------------ where things are
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration."""
+        return self.path / "config.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The events."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def abandoned_metrics_path(self) -> Path:
+        """Events after the checkpoint that the run was resumed from."""
+        return self.path / "metrics.abandoned.jsonl"
+
+    @property
+    def tensorboard_path(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """The folder of all checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model_path(self) -> Path:
+        """The model at the end; missing while the run is under way."""
+        return self.path / "model.safetensors"
+
+    @property
+    def decode_path(self) -> Path:
+        """The folder of recognised words and their score."""
+        return self.path / "decode"
+
+    def trace_path(self, rank: int | None = None) -> Path:
+        """The trace of one learner of a real run; without a rank, of a simulation."""
+        return self.path / ("trace.jsonl" if rank is None else f"trace-{rank}.jsonl")
+
+    # ------------------------------------------------------------------ what they hold
+
+    def is_run(self) -> bool:
+        """True if Hocket made this directory; other programs write a config.json, too."""
+        try:
+            return "hocket" in self.config()["versions"]
+        except (ConfigError, KeyError, TypeError):
+            return False
+
+    def config(self) -> dict[str, Any]:
+        """Return the tables of config.json."""
+        try:
+            tables = json.loads(self._text(self.config_path))
+        except ValueError as error:
+            raise self._unreadable(self.config_path, str(error)) from error
+        if not isinstance(tables, dict):
+            raise self._unreadable(self.config_path, "it holds no tables")
+        return tables
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return one table of config.json."""
+        table = self.config().get(name)
+        if not isinstance(table, dict):
+            raise self._unreadable(self.config_path, f"it has no table {name!r}")
+        return table
+
+    def metrics(self) -> list[Event]:
+        """Return all events, in the order in which they were written."""
+        rows = []
+        for number, line in enumerate(self._text(self.metrics_path).splitlines(), 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{self.metrics_path}: line {number} was cut off in the middle: resume the run "
+                    f"(--resume --out {self.path}), which drops it"
+                ) from error
+        return rows
+
+    def evaluations(self) -> list[Event]:
+        """Return the evaluations on dev data."""
+        return [row for row in self.metrics() if row["event"] == "eval"]
+
+    def summary(self) -> Event:
+        """Return the event that ends a run."""
+        for row in reversed(self.metrics()):
+            if row["event"] == "summary":
+                return row
         raise ConfigError(
-            f"{path} already holds a run: continue it with --resume, or choose another --out"
+            f"{self.path} has not ended yet: finish it with --resume --out {self.path}"
         )
-    if path.is_dir() and any(path.iterdir()) and not _is_ours(path):
-        raise ConfigError(
-            f"{path} is not empty and holds no run: nothing in it is touched; choose another --out"
-        )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        rewind(path, -1)  # of an attempt that died before its first checkpoint
-        _write_json(path / "config.json", record)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be made the run directory ({error.strerror}); choose another --out"
-        ) from error
 
+    def checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        if not self.checkpoints_path.is_dir():
+            return []
+        return sorted(p for p in self.checkpoints_path.iterdir() if not p.name.startswith("."))
 
-def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
-    """Open a run to go on with it, and refuse what would make it another run."""
-    before = saved_config(path)
-    if ("cluster" in before) != ("cluster" in record):
-        worlds = ("`hocket simulate`", "`hocket train`")
-        began, now = worlds if "cluster" in before else worlds[::-1]
-        raise ConfigError(f"the run in {path} was begun by {began}; {now} cannot continue it")
-    for key, old, new in _differences(before, record):
-        if key not in FREE_ON_RESUME and not key.startswith(("versions.", "cluster", "facts")):
+    def traces(self) -> list[Path]:
+        """Return the traces that were kept; none without runtime.trace = true."""
+        return sorted(self.path.glob("trace*.jsonl"))
+
+    def _text(self, path: Path) -> str:
+        try:
+            return path.read_text()
+        except FileNotFoundError as error:
             raise ConfigError(
-                f"{key} is {new!r} but the run in {path} was begun with {old!r}: a resumed run "
-                f"keeps its configuration (only {', '.join(sorted(FREE_ON_RESUME))} may change)"
-            )
-    _clear_up(path / "checkpoints")
-    saved = Checkpoints(path, keep).latest()
-    _check_epochs(path, saved.run, record["schedule"]["epochs"])
-    rewind(path, saved.run["committed_frames"])
-    _write_json(path / "config.json", record)
-    return saved
+                f"{self.path} is no run directory: it has no {path.name}; {_REMEDY}"
+            ) from error
+        except (OSError, UnicodeError) as error:
+            raise self._unreadable(path, str(error)) from error
 
-
-def _is_ours(path: Path) -> bool:
-    try:
-        return "hocket" in saved_config(path)["versions"]
-    except (ConfigError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _clear_up(checkpoints: Path) -> None:
-    """Remove what an interrupted checkpoint left behind; put back what it was about to replace."""
-    for replaced in checkpoints.glob(".*.replaced"):
-        final = checkpoints / replaced.name.removeprefix(".").removesuffix(".replaced")
-        if final.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.replace(replaced, final)
-    for stale in checkpoints.glob(".*.partial"):
-        shutil.rmtree(stale)
-
-
-def _check_epochs(path: Path, run: dict[str, Any], epochs: int) -> None:
-    if run["ended_by_schedule"]:
-        raise ConfigError(
-            f"the run in {path} was ended by its schedule (the dev loss no longer improved); "
-            "there is nothing to resume"
+    def _unreadable(self, path: Path, reason: str) -> ConfigError:
+        return ConfigError(
+            f"{self.path} is no run directory: {path.name} cannot be read ({reason}); copy it "
+            f"again, or {_REMEDY}"
         )
-    if run["finished"] and epochs <= run["epoch"]:
-        raise ConfigError(
-            f"the run in {path} is finished; to train on, raise schedule.epochs above "
-            f"{run['epoch']}"
-        )
-    if epochs < run["epoch"] + (not run["finished"]):
-        raise ConfigError(
-            f"schedule.epochs is {epochs}, but the run in {path} is in epoch {run['epoch'] + 1} "
-            "already"
-        )
-
-
-def saved_config(path: Path) -> dict[str, Any]:
-    """Read a run's configuration."""
-    try:
-        config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    except OSError as error:
-        raise ConfigError(f"{path} holds no run to resume: {error.strerror}") from error
-    return config
-
-
-def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[Any]:
-    found = []
-    for key in sorted({*a, *b}):
-        old, new = a.get(key), b.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found.append((prefix + key, old, new))
-    return found
-
-
-def _write_json(path: Path, value: Any) -> None:
-    fresh = path.with_suffix(".partial")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(fresh, path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import ConfigError
+from hocket.record.rundir import RunDirectory
 from hocket.report.charts import Stretch
 
 COMPUTE, COMMUNICATE, EVALUATE = "compute", "communicate", "evaluate"
@@ -59,16 +59,8 @@ class RunRecord:
 
 def read_run(path: Path) -> RunRecord:
     """Read the directory of a finished run."""
-    try:
-        config = json.loads((path / "config.json").read_text())
-        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a run directory: {error}") from error
-    summary = next((row for row in reversed(rows) if row["event"] == "summary"), None)
-    if summary is None:
-        raise ConfigError(
-            f"the run in {path} is not finished: finish it with --resume --out {path}"
-        )
+    run = RunDirectory(path)
+    config, summary = run.config(), run.summary()
     points = [
         Point(
             row["train_s"],
@@ -78,13 +70,13 @@ def read_run(path: Path) -> RunRecord:
             row.get("consensus"),
             row.get("staleness"),
         )
-        for row in rows
-        if row["event"] == "eval" and row["loss"] is not None
+        for row in run.evaluations()
+        if row["loss"] is not None
     ]
     learners = config["runtime"]["learners"]
     name = f"{config['strategy']['name']}, {learners} learner{'s' if learners > 1 else ''}"
-    errors = read_errors(path / "decode" / "result.json")
-    return RunRecord(name, path, config, points, summary, _stretches(path), errors)
+    errors = read_errors(run.decode_path / "result.json")
+    return RunRecord(name, path, config, points, summary, _stretches(run), errors)
 
 
 def read_errors(path: Path) -> WordErrors | None:
@@ -97,10 +89,10 @@ def read_errors(path: Path) -> WordErrors | None:
     return WordErrors(total / e["words"], score["low"], score["high"], e["words"])
 
 
-def _stretches(path: Path) -> list[Stretch]:
+def _stretches(run: RunDirectory) -> list[Stretch]:
     """Read the trace, if the run wrote one; draws and events without duration are left out."""
     found = []
-    for file in sorted(path.glob("trace*.jsonl")):
+    for file in run.traces():
         for line in file.read_text().splitlines():
             row = json.loads(line)
             if row["end_s"] > row["start_s"] and row["kind"] != "draw":

@@ -21,7 +21,7 @@ from hocket import api
 from hocket.core.accounts import Ticket
 from hocket.core.task import Task
 from hocket.errors import DivergedError
-from hocket.record.checkpoint import Checkpoints
+from hocket.record.rundir import RunDirectory
 from hocket.reproduce import cache, outcome
 from hocket.reproduce.claim import Run
 from hocket.reproduce.outcome import Arm, Found, Outcome
@@ -173,7 +173,8 @@ def _one(piece: Piece) -> bool:
         return False
     piece.folder.mkdir(parents=True, exist_ok=True)
     run, path, began = piece.run, piece.folder / "run", time.perf_counter()
-    resume = bool(Checkpoints(path, 1).list())
+    directory = RunDirectory(path)
+    resume = bool(directory.checkpoints())
     try:
         if run.cluster is None:
             result = api.run_real(run.experiment, path, resume=resume, progress=False)
@@ -186,11 +187,9 @@ def _one(piece: Piece) -> bool:
     else:
         if result.stopped:
             return False
-        curve = outcome.read_curve(path / "metrics.jsonl")
-        figures = outcome.read_figures(path / "metrics.jsonl")
         wall_s = time.perf_counter() - began
         wer = _word_errors(run, path) if piece.decode else math.nan
-        found = outcome.of_result(result, curve, wall_s, figures, wer)
+        found = outcome.of_result(result, directory.evaluations(), wall_s, wer)
     outcome.write(piece.folder / "outcome.json", found)
     if piece.decode or found.diverged is not None or not _has_words(run.experiment.task):
         shutil.rmtree(path)  # the outcome is what is kept; checkpoints of hundreds of runs are not

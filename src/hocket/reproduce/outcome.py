@@ -12,10 +12,11 @@ from typing import Any
 
 from hocket.errors import ConfigError, nearest
 from hocket.record.results import Result
+from hocket.record.rundir import Event
 from hocket.report.runs import Point
 from hocket.reproduce import statistics
 from hocket.reproduce.statistics import Interval
-from hocket.support.files import atomically
+from hocket.support.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,9 @@ class Outcome:
         return next((p.train_s for p in self.curve if p.loss <= loss), math.inf)
 
 
-def of_result(
-    result: Result, curve: Sequence[Point], wall_s: float, figures: dict[str, float], wer: float
-) -> Outcome:
+def of_result(result: Result, evaluations: Sequence[Event], wall_s: float, wer: float) -> Outcome:
     """Return what is kept of a run."""
+    measured = figures(evaluations)
     return Outcome(
         loss=result.loss,
         accuracy=result.accuracy,
@@ -66,10 +66,10 @@ def of_result(
         time_s=result.time_s,
         bytes_sent=sum(one.bytes_sent for one in result.learners),
         utilisation=fmean(one.utilisation for one in result.learners),
-        curve=tuple(curve),
+        curve=tuple(curve(evaluations)),
         wall_s=wall_s,
-        consensus=figures.get("consensus", 0.0),
-        staleness=figures.get("staleness", 0.0),
+        consensus=measured.get("consensus", 0.0),
+        staleness=measured.get("staleness", 0.0),
         wer=wer,
     )
 
@@ -81,8 +81,7 @@ def of_divergence(reason: str, wall_s: float) -> Outcome:
 
 def write(path: Path, outcome: Outcome) -> None:
     """Keep an outcome; it is there in full or not at all."""
-    with atomically(path) as partial:
-        partial.write_text(json.dumps(asdict(outcome)) + "\n")
+    write_atomically(path, json.dumps(asdict(outcome)) + "\n")
 
 
 def read(path: Path) -> Outcome:
@@ -93,20 +92,16 @@ def read(path: Path) -> Outcome:
     return Outcome(**{**kept, "curve": tuple(Point(**p) for p in kept["curve"])})
 
 
-def read_figures(metrics: Path) -> dict[str, float]:
-    """Read what the last evaluation of a run says of the method, if it says it."""
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    last = [row for row in rows if row["event"] == "eval"][-1]
+def figures(evaluations: Sequence[Event]) -> dict[str, float]:
+    """Return consensus and staleness as of the last evaluation, where the method has them."""
+    last = evaluations[-1]
     return {key: last[key] for key in ("consensus", "staleness") if key in last}
 
 
-def read_curve(metrics: Path) -> list[Point]:
-    """Read the evaluations of a run directory."""
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+def curve(evaluations: Sequence[Event]) -> list[Point]:
+    """Return a run's evaluations as points to draw."""
     return [
-        Point(row["train_s"], row["frames"], row["loss"], row["accuracy"])
-        for row in rows
-        if row["event"] == "eval"
+        Point(row["train_s"], row["frames"], row["loss"], row["accuracy"]) for row in evaluations
     ]
 
 

@@ -1,8 +1,13 @@
-"""Files that are there in full or not at all."""
+"""Files and folders that are there in full or not at all, whenever a program is interrupted.
+
+What is written goes under another name first, beside the final one, and is renamed when complete.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +22,12 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 def atomically(path: Path) -> Iterator[Path]:
     """Yield where to write; it takes PATH's place when all is written, else nothing is left of it.
 
+    The name keeps its ending, because some libraries choose the format by it or append their own.
+
     >>> with atomically(path) as partial:
     ...     partial.write_text(page)
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".partial-{path.name}")
     try:
         yield partial
         partial.replace(path)
@@ -32,3 +39,37 @@ def atomically(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in place of PATH: readers see the old text or the new one."""
+    with atomically(path) as partial:
+        partial.write_text(text)
+
+
+@contextmanager
+def folder_atomically(path: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; it is renamed to PATH when complete.
+
+    An interrupted one is left behind and removed by the next attempt.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    partial.rename(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, would survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a text file that would survive a power failure once this returns."""
+    path.write_text(text)
+    sync(path)

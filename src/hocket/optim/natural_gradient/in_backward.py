@@ -8,8 +8,8 @@ is added to the weight as one product, while that weight is in the caches (the d
 layer below has just been multiplied by it). The model's gradient is not written, not read for its
 norm and not read again for the step, and needs no memory.
 
-The limits on a step (`ngsgd`, eqs. 3 and 4) hold without measuring the change first. Because s gives
-each side back the length that its preconditioner took away,
+The limits on a step (`ngsgd`, eqs. 3 and 4) hold without measuring the change first. Because s
+gives each side back the length that its preconditioner took away,
 
     |lr s_x s_y Y^' X^|  <=  lr s_x |X^| s_y |Y^|  =  lr |X| |Y|                           (2)
 
@@ -62,7 +62,7 @@ class LayerStep:
         self.done = False
 
     def wants(self, weight: torch.Tensor) -> bool:
-        """Return whether the pass needs this gradient; refuse uses that an early step would spoil."""
+        """Return whether the pass needs this gradient; refuse uses that break an early step."""
         own = self._linear.weight
         if weight is not own:
             raise ContractError(
@@ -110,7 +110,7 @@ class LayerStep:
             self._linear.bias.addmv_(outputs.x_hat.T, inputs.ones_hat, alpha=step)
 
     def end(self) -> None:
-        """End the model's step; refuse a gradient left by another use: it would be a second step."""
+        """End the model's step; refuse a gradient left by another use (a second step)."""
         left = [p for p in self._linear.parameters() if p.grad is not None]
         if left:
             raise ContractError(

@@ -160,7 +160,7 @@ class Turned:
         return torch.where(self.before == 0, torch.ones_like(scale), scale)
 
     def scale_here(self) -> float:
-        """Return s as a Python number, at a tenth of the cost; on a GPU this waits for the device."""
+        """Return s as a Python number, ten times cheaper; on a GPU this waits for the device."""
         before, after = float(self.before), float(self.after)
         if before == 0:
             return 1.0

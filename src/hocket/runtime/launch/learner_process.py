@@ -23,6 +23,7 @@ import torch
 from hocket.core.accounts import Vitals
 from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.process import ProcessRuntime
@@ -117,7 +118,7 @@ def main(orders: Orders, pipe: Connection) -> None:
         control.tell("started")
         runtime.run()
         if orders.run_dir is not None and orders.experiment.options.trace:
-            runtime.trace.write(orders.run_dir / f"trace-{orders.rank}.jsonl")
+            runtime.trace.write(RunDirectory(orders.run_dir).trace_path(orders.rank))
         control.tell("done", runtime.summary())
     except BaseException as error:
         doing = control.runtime.describe() if control.runtime else "was starting"

@@ -25,6 +25,7 @@ from hocket.data.pool import Pool
 from hocket.data.shared_ledger import Counters, Place, SharedLedger
 from hocket.errors import ConfigError, DeadlockError, require
 from hocket.experiment import Experiment
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.shared.dispatch import Fiber
 from hocket.runtime.shared.inbox import Waiting
 from hocket.runtime.sim.cost import Cluster
@@ -75,15 +76,13 @@ class Script:
 
 def read_scripts(run: Path, learners: int) -> list[Script]:
     """Read what a real run left behind; one that lost a learner is refused."""
-    metrics = run / "metrics.jsonl"
-    require(metrics.exists(), f"{run} is no run directory: it has no metrics.jsonl")
-    events = {json.loads(line)["event"] for line in metrics.read_text().splitlines()}
+    directory = RunDirectory(run)
     require(
-        "lost" not in events,
+        all(event["event"] != "lost" for event in directory.metrics()),
         f"{run} lost a learner on its way, and what that one had received is not on record: such a "
         "run cannot be played again",
     )
-    return [Script.read(run / f"trace-{rank}.jsonl") for rank in range(learners)]
+    return [Script.read(directory.trace_path(rank)) for rank in range(learners)]
 
 
 class RecordedLedger(SharedLedger):

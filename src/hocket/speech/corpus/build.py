@@ -36,7 +36,7 @@ from hocket.speech.corpus.options import KINDS, NUM_NOISES, SPLITS, CorpusOption
 from hocket.speech.corpus.recording import NOISE_LEVEL, Microphone
 from hocket.speech.errors import SpeechError
 from hocket.speech.input import audio
-from hocket.support.files import atomically
+from hocket.support.files import atomically, folder_atomically
 from hocket.support.parallel import chunks, default_jobs, ordered_map
 from hocket.support.progress import progress
 
@@ -111,9 +111,11 @@ def _speakers(
 def make_noise(job: tuple[CorpusOptions, str, list[str], Path]) -> None:
     """Write the noise recordings of one split; babble uses voices of the same split."""
     options, split, voices, folder = job
-    partial_folder = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    partial_folder.mkdir(parents=True)
+    with folder_atomically(folder) as partial_folder:
+        _record_noises(options, split, voices, partial_folder)
+
+
+def _record_noises(options: CorpusOptions, split: str, voices: list[str], folder: Path) -> None:
     rng = np.random.default_rng([options.seed, 2, SPLITS.index(split)])
     synthesiser = espeak.Espeak()
     num_samples = int(NOISE_S * options.sample_rate)
@@ -128,9 +130,8 @@ def make_noise(job: tuple[CorpusOptions, str, list[str], Path]) -> None:
             kind = "coloured"
             noise = acoustics.coloured_noise(rng, num_samples, options.sample_rate)
         samples = np.clip(np.rint(noise * NOISE_LEVEL), -32768, 32767).astype(np.int16)
-        path = partial_folder / f"{split}-{kind}-{number:02d}.wav"
+        path = folder / f"{split}-{kind}-{number:02d}.wav"
         audio.write(path, samples, options.sample_rate)
-    partial_folder.rename(folder)
 
 
 # ---------------------------------------------------------------------------- speech

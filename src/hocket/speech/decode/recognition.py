@@ -8,12 +8,11 @@ network's mean posteriors over them (`hocket.speech.decode.priors`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hocket.models import MODELS
+from hocket.record.rundir import RunDirectory
 from hocket.speech.decode.decoding import Decoder, Search
 from hocket.speech.decode.evaluation import Evaluation, evaluate
 from hocket.speech.decode.priors import Priors, mean_posteriors
@@ -30,6 +30,9 @@ from hocket.speech.errors import SpeechError
 from hocket.speech.features.store import FeatureStore
 from hocket.speech.task import SpeechTask
 from hocket.support.progress import progress
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,11 @@ def _network(run: Path, priors: Priors) -> tuple[nn.Module, torch.Tensor, int]:
     task = task_of(run)
     model = task.build_model()
     try:
-        model.load_state_dict(load_file(run / "model.safetensors"))
+        model.load_state_dict(load_file(RunDirectory(run).model_path))
     except (SafetensorError, RuntimeError) as error:
         raise SpeechError(
-            f"{run / 'model.safetensors'} cannot be read ({str(error)[:200]}): copy it again, or "
-            "take the model of the last folder in checkpoints"
+            f"{RunDirectory(run).model_path} cannot be read ({str(error)[:200]}): copy it again, "
+            "or take the model of the last folder in checkpoints"
         ) from error
     model.eval()
     if priors == "posterior":
@@ -75,26 +78,21 @@ def _network(run: Path, priors: Priors) -> tuple[nn.Module, torch.Tensor, int]:
 
 def task_of(run: Path) -> SpeechTask:
     """Return the task that a run was trained on."""
-    path = run / "config.json"
-    try:
-        tables = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SpeechError(f"{run} is not a run directory: {path.name} cannot be read") from error
-    if not isinstance(tables, dict) or "task" not in tables:
-        raise SpeechError(f"{run} is not a run directory: {path.name} has no task")
-    if tables["task"]["name"] != "speech":
+    directory = RunDirectory(run)
+    settings = directory.table("task")
+    if settings["name"] != "speech":
         raise SpeechError(
-            f"{run} was trained on the task {tables['task']['name']!r}, which has no words: decode "
+            f"{run} was trained on the task {settings['name']!r}, which has no words: decode "
             "a run of `hocket train EXP`"
         )
-    if not (run / "model.safetensors").exists():
+    if not directory.model_path.exists():
         raise SpeechError(
             f"{run} has no model yet: finish it with `hocket train --resume --out {run}`"
         )
-    kind = MODELS[tables["model"].get("name", "dnn")]
-    model = kind(**_known(kind, tables["model"]))
-    task = SpeechTask(**_known(SpeechTask, tables["task"]), model=model)
-    trained_on, now = tables["facts"]["prepared"], task.describe()["prepared"]
+    kind = MODELS[directory.table("model").get("name", "dnn")]
+    model = kind(**_settings(directory, "model", kind))
+    task = SpeechTask(**_settings(directory, "task", SpeechTask), model=model)
+    trained_on, now = directory.table("facts")["prepared"], task.describe()["prepared"]
     if trained_on != now:
         raise SpeechError(
             f"{task.folder} was prepared again after {run} was trained, so its senones are "
@@ -103,9 +101,19 @@ def task_of(run: Path) -> SpeechTask:
     return task
 
 
-def _known(kind: Any, table: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
-    return {key: value for key, value in table.items() if key in names}
+def _settings(run: RunDirectory, table: str, kind: type[DataclassInstance]) -> dict[str, Any]:
+    """Return the settings of a table; one that this version does not have is an error.
+
+    Without it the network could not be rebuilt as it was trained.
+    """
+    found = {key: value for key, value in run.table(table).items() if key != "name"}
+    unknown = sorted(found.keys() - {f.name for f in fields(kind)})
+    if unknown:
+        raise SpeechError(
+            f"{run.config_path} sets {table}.{unknown[0]}, which this version of Hocket does not "
+            f"have: decode with the version that trained it, {run.table('versions')['hocket']}"
+        )
+    return found
 
 
 def _chosen_split(task: SpeechTask, split: str | None) -> str:
@@ -156,9 +164,9 @@ def decode_run(
             f"{task.folder} has no decoding graph: finish it with `hocket prepare DATA --out "
             f"{task.folder}`, or, if it was imported from Kaldi, decode there: --write-loglikes"
         )
-    tables = json.loads((run / "config.json").read_text())
+    tables = RunDirectory(run).config()
     name = f"{tables['strategy']['name']}, {tables['runtime']['learners']} learner(s)"
     gmm = task.folder / "gmm"
     unit = Evaluation.read(gmm).score.unit if gmm.is_dir() else "word"
     decoder = Decoder(NetworkScorer(run, priors), graph, search, jobs, show, unit)
-    return evaluate(decoder, run / "decode", name, None if split == "dev" else split)
+    return evaluate(decoder, RunDirectory(run).decode_path, name, None if split == "dev" else split)

@@ -26,6 +26,7 @@ from hocket.speech.gmm.gmm import GMM, Densities, Moments
 from hocket.speech.gmm.senones import NUM_STATES, SILENCE_ID, ContextStats, Senones
 from hocket.speech.graph.graph import alignment_graph
 from hocket.speech.graph.lexicon import Lexicon, read_lexicon
+from hocket.support.files import atomically
 from hocket.support.parallel import chunks, ordered_map
 from hocket.support.progress import progress
 
@@ -57,9 +58,8 @@ class GMMHMM:
             ("model.npz", self.gmm.save),
             ("loops.npz", lambda path: np.savez(path, loop=self.loop, scale=self.scale)),
         ):
-            partial_path = folder / f"partial-{name}"  # renamed when whole: training is resumed
-            save(partial_path)
-            partial_path.replace(folder / name)
+            with atomically(folder / name) as partial_path:  # training is resumed from it
+                save(partial_path)
 
     @classmethod
     def load(cls, folder: Path) -> GMMHMM:

@@ -1,0 +1,118 @@
+"""Making a run directory, and reopening one to resume its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import ConfigError
+from hocket.record.checkpoint import Checkpoints, Saved
+from hocket.record.metrics import rewind
+from hocket.record.rundir import RunDirectory
+from hocket.support.files import write_atomically
+
+# What may differ when a run is resumed; anything else would make it another run.
+FREE_ON_RESUME = {
+    "runtime.device",
+    "runtime.learners",
+    "runtime.threads",
+    "runtime.on_loss",
+    "runtime.silence_s",
+    "runtime.timeout_s",
+    "runtime.transport",
+    "runtime.keep_checkpoints",
+    "runtime.trace",
+    "runtime.tensorboard",
+    "schedule.epochs",
+}
+
+
+def create(path: Path, record: dict[str, Any]) -> None:
+    """Make a new run directory; a run that has got anywhere is never overwritten."""
+    run = RunDirectory(path)
+    if run.checkpoints():
+        raise ConfigError(
+            f"{path} already holds a run: continue it with --resume, or choose another --out"
+        )
+    if path.is_dir() and any(path.iterdir()) and not run.is_run():
+        raise ConfigError(
+            f"{path} is not empty and holds no run: nothing in it is touched; choose another --out"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        rewind(path, -1)  # of an attempt that died before its first checkpoint
+        _write_config(run, record)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be made the run directory ({error.strerror}); choose another --out"
+        ) from error
+
+
+def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
+    """Open a run to go on with it, and refuse what would make it another run."""
+    run = RunDirectory(path)
+    before = run.config()
+    if ("cluster" in before) != ("cluster" in record):
+        worlds = ("`hocket simulate`", "`hocket train`")
+        began, now = worlds if "cluster" in before else worlds[::-1]
+        raise ConfigError(f"the run in {path} was begun by {began}; {now} cannot continue it")
+    for key, old, new in _differences(before, record):
+        if key not in FREE_ON_RESUME and not key.startswith(("versions.", "cluster", "facts")):
+            raise ConfigError(
+                f"{key} is {new!r} but the run in {path} was begun with {old!r}: a resumed run "
+                f"keeps its configuration (only {', '.join(sorted(FREE_ON_RESUME))} may change)"
+            )
+    _clear_up(run.checkpoints_path)
+    saved = Checkpoints(path, keep).latest()
+    _check_epochs(path, saved.run, record["schedule"]["epochs"])
+    rewind(path, saved.run["committed_frames"])
+    _write_config(run, record)
+    return saved
+
+
+def _clear_up(checkpoints: Path) -> None:
+    """Remove what an interrupted checkpoint left behind; put back what it was about to replace."""
+    for replaced in checkpoints.glob(".*.replaced"):
+        final = checkpoints / replaced.name.removeprefix(".").removesuffix(".replaced")
+        if final.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.replace(replaced, final)
+    for stale in checkpoints.glob(".*.partial"):
+        shutil.rmtree(stale)
+
+
+def _check_epochs(path: Path, run: dict[str, Any], epochs: int) -> None:
+    if run["ended_by_schedule"]:
+        raise ConfigError(
+            f"the run in {path} was ended by its schedule (the dev loss no longer improved); "
+            "there is nothing to resume"
+        )
+    if run["finished"] and epochs <= run["epoch"]:
+        raise ConfigError(
+            f"the run in {path} is finished; to train on, raise schedule.epochs above "
+            f"{run['epoch']}"
+        )
+    if epochs < run["epoch"] + (not run["finished"]):
+        raise ConfigError(
+            f"schedule.epochs is {epochs}, but the run in {path} is in epoch {run['epoch'] + 1} "
+            "already"
+        )
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[Any]:
+    found = []
+    for key in sorted({*a, *b}):
+        old, new = a.get(key), b.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append((prefix + key, old, new))
+    return found
+
+
+def _write_config(run: RunDirectory, record: dict[str, Any]) -> None:
+    write_atomically(run.config_path, json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,72 @@
+"""Files and folders that are there in full or not at all."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.errors import HocketError
+from hocket.support.files import (
+    atomically,
+    folder_atomically,
+    sync,
+    write_atomically,
+    write_durably,
+)
+
+
+def test_a_file_replaces_the_old_one_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with atomically(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupted_file_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_atomically(path, "old")
+    with suppress(KeyboardInterrupt), atomically(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_ending_stays_for_libraries_that_append_their_own(tmp_path: Path) -> None:
+    with atomically(tmp_path / "arrays.npz") as partial:
+        np.savez(partial, x=np.arange(3))
+    assert [p.name for p in tmp_path.iterdir()] == ["arrays.npz"]
+
+
+def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with (
+        pytest.raises(HocketError, match=r"page\.html: no room.*free some"),
+        atomically(tmp_path / "page.html"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "noise"
+    with suppress(KeyboardInterrupt), folder_atomically(path) as partial:
+        (partial / "stale").touch()
+        raise KeyboardInterrupt
+    assert not path.exists()
+    with folder_atomically(path) as partial:
+        (partial / "fresh").touch()
+        assert not path.exists()
+    assert [p.name for p in path.iterdir()] == ["fresh"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
+    write_durably(tmp_path / "run.json", "{}")
+    sync(tmp_path)
+    assert (tmp_path / "run.json").read_text() == "{}"
