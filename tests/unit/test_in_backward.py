@@ -386,10 +386,13 @@ def test_what_was_loaded_may_be_trained_at_once() -> None:
     model = network()
     optimizer = NGSGD(model, lr=0.1, in_backward=True)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    loss_of(model).backward()  # type: ignore[no-untyped-call]
+    train(model, optimizer, range(1))
+    expected = values(model)
+    loss_of(model, 1).backward()  # type: ignore[no-untyped-call]
     model.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     train(model, optimizer, range(1))
+    assert moved(expected, values(model)) == 0
 
 
 def test_what_was_built_before_remove_steps_no_more() -> None:
