@@ -15,7 +15,7 @@ import pytest
 PROGRAM = """
 import signal, sys, time
 from pathlib import Path
-from hocket.parallel import ordered_map
+from hocket.support.parallel import ordered_map
 
 def piece(number):
     Path(sys.argv[1]).joinpath(str(number)).touch()
