@@ -214,7 +214,7 @@ def run_simulated(
     """Run an experiment in the simulator; `replay`: as a real run of it went, in that directory."""
     require(
         experiment.options.on_loss != "stop",
-        "runtime.on_loss = 'stop' cannot take effect in the simulator: leave the deaths out of the "
+        "runtime.on_loss = 'stop' has no effect in the simulator: leave the deaths out of the "
         "cluster instead",
     )
     threads = torch.get_num_threads()

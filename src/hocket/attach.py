@@ -307,10 +307,10 @@ def attach(
     global _attached
     require(lr in ("own", "sequential"), f"lr must be 'own' or 'sequential', not {lr!r}")
     unknown = set(runtime) - {"timeout_s", "transport"}
-    require(not unknown, f"{sorted(unknown)} cannot take effect in hocket.attach")
+    require(not unknown, f"{sorted(unknown)} has no effect in hocket.attach")
     require(
         runtime.get("transport") != "torch",
-        "transport = 'torch' cannot take effect in hocket.attach, where the others go on when a "
+        "transport = 'torch' has no effect in hocket.attach, where the others go on when a "
         "learner is lost; leave it out",
     )
     require(

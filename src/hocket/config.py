@@ -291,7 +291,7 @@ def build_task(tables: Mapping[str, Table]) -> Task:
 def build_parts(tables: Mapping[str, Table], task: Task | None = None) -> dict[str, Any]:
     """Make the parts of an experiment; `task` given: a task of one's own."""
     if task is not None and (tables.get("task") or tables.get("model")):
-        raise ConfigError("[task] and [model] cannot take effect: the task was given as an object")
+        raise ConfigError("[task] and [model] has no effect: the task was given as an object")
     strategy = choose(STRATEGIES, tables.get("strategy", {}), "strategy", "sequential")
     usual = strategy.usual_optimizer
     return {

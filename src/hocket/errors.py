@@ -11,7 +11,7 @@ class HocketError(Exception):
 
 
 class ConfigError(HocketError, ValueError):
-    """An option that is unknown, out of range, or cannot take effect."""
+    """An option that is unknown, out of range, or without effect."""
 
 
 class TaskError(HocketError):

@@ -61,7 +61,7 @@ class RuntimeOptions:
         if self.transport != "torch":
             require(
                 self.deterministic,
-                "runtime.deterministic = false cannot take effect: sums in rank order cost nothing "
+                "runtime.deterministic = false has no effect: sums in rank order cost nothing "
                 "more here, so there is no other way; leave it out",
             )
             return
@@ -116,7 +116,7 @@ class Experiment:
         if not self.strategy.compensates:
             require(
                 asked in (None, "none"),
-                f"schedule.lr_compensation = {asked!r} cannot take effect: {self.strategy.name!r} "
+                f"schedule.lr_compensation = {asked!r} has no effect: {self.strategy.name!r} "
                 "has a rule of its own for the rate of a learner; leave it out",
             )
             return 1.0

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 from helpers import network
+from helpers.programs import wait_for
 from helpers.runs import same_model
-from multiprocess.test_launcher import wait_for
 from safetensors.torch import load_file
 
 import hocket

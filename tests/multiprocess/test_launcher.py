@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import psutil
 import pytest
+from helpers.programs import gone, learners_of, start, training, wait_for
 from helpers.runs import OPTIONS, real, same_model, simulated
 from helpers.strategies import Gossip, PushPull
 from helpers.tasks import Broken, Quadratic, Slow, acoustic
@@ -38,48 +39,6 @@ from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.launcher import Launcher
 
 LONG = Constant(epochs=400)
-
-
-def start(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
-    """Start `hocket train` as a user would."""
-    command = [
-        *(sys.executable, "-m", "hocket", "train", "synthetic", "--strategy", "kstep"),
-        *("--learners", "2", "--epochs", "500", "--out", str(tmp_path / "run")),
-        *("--set", "strategy.sync_every=2", "--set", "task.num_frames=4000"),
-        *("--set", "task.dev_frames=500", "--set", "runtime.log_every=0.5", *more),
-    ]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def wait_for(what: Any, limit_s: float = 60.0) -> Any:
-    until = time.monotonic() + limit_s
-    while time.monotonic() < until:
-        if found := what():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("waited too long")
-
-
-def learners_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The learner processes below a launcher (children of its fork server)."""
-    try:
-        below = psutil.Process(process.pid).children(recursive=True)
-        return [p for p in below if p.parent() and p.parent().pid != process.pid]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def training(tmp_path: Path) -> bool:
-    path = tmp_path / "run" / "metrics.jsonl"
-    return path.exists() and path.read_text().count('"train"') > 2
-
-
-def gone(pids: list[int]) -> bool:
-    return not any(
-        psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids
-    )
 
 
 # ------------------------------------------------------------------ stopping

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from multiprocess.test_launcher import gone, learners_of, start, training, wait_for
+from helpers.programs import gone, learners_of, start, training, wait_for
 
 from hocket.runtime.net import operations
 from hocket.runtime.net.shared_memory import Segment

@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "mu without momentum",
         lambda: DiLoCo(outer_optimizer="sgd", outer_momentum=0.9),
-        "cannot take effect with outer_optimizer = 'sgd'",
+        "has no effect with outer_optimizer = 'sgd'",
     ),
     ("alpha = 0", lambda: EASGD(moving_rate=0.0), "moving_rate must be above 0"),
     ("delta = 1", lambda: EASGD(momentum=1.0), r"momentum must be in \[0, 1\)"),

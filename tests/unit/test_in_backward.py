@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from helpers.preconditioned import FREE, batch, moved, network, train, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -21,44 +20,7 @@ from hocket.optim.natural_gradient.in_backward import tightened
 from hocket.optim.natural_gradient.preconditioning import (
     NaturalGradientOptions,
     Preconditioner,
-    Scratch,
 )
-
-FREE: dict[str, Any] = {"max_change": 0.0, "max_change_output": 0.0, "max_change_global": 0.0}
-
-
-def network(bias: bool = True, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, 10, bias=bias), nn.LayerNorm(10), nn.Sigmoid()]
-    return nn.Sequential(*layers, nn.Linear(10, 4, bias=bias)).to(dtype)
-
-
-def batch(step: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
-    rng = torch.Generator().manual_seed(step)
-    x = torch.randn(32, 6, generator=rng) @ torch.diag(torch.tensor([5.0, 3, 1, 1, 0.3, 0.1]))
-    return x.to(dtype), (x[:, 4] > 0).long() + 2 * (x[:, 5] > 0).long()
-
-
-def train(model: nn.Module, optimizer: NGSGD, steps: range) -> None:
-    dtype = next(model.parameters()).dtype
-    for step in steps:
-        x, labels = batch(step, dtype)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
-def loss_of(model: nn.Module, step: int = 0) -> torch.Tensor:
-    x, labels = batch(step, next(model.parameters()).dtype)
-    return nn.functional.cross_entropy(model(x), labels)
-
-
-def values(model: nn.Module) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def moved(before: list[torch.Tensor], after: list[torch.Tensor]) -> float:
-    return math.hypot(*(float((a - b).norm()) for a, b in zip(after, before, strict=True)))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -274,142 +236,3 @@ def test_remove_gives_gradients_back() -> None:
     x, labels = batch(0)
     nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None for p in model.parameters())
-
-
-# ------------------------------------------------------------------ what must not make a step
-
-
-def test_gradients_of_the_inputs_change_nothing() -> None:
-    model = network()
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    before = values(model)
-    x, labels = batch(0)
-    x.requires_grad_()
-    (grad,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), labels), x)
-    assert float(grad.norm()) > 0
-    nn.functional.cross_entropy(model(x), labels).backward(inputs=[x])  # type: ignore[no-untyped-call]
-    assert moved(before, values(model)) == 0
-    train(model, optimizer, range(1))
-    assert moved(before, values(model)) > 0
-
-
-def test_gradients_of_the_weights_by_hand_are_refused() -> None:
-    model = network()
-    NGSGD(model, lr=0.1, in_backward=True)
-    before = values(model)
-    with pytest.raises(ContractError, match=r"torch\.autograd\.grad asks"):
-        torch.autograd.grad(loss_of(model), list(model.parameters()))
-    assert moved(before, values(model)) == 0
-
-
-def test_a_refusal_leaves_the_model_as_it_was() -> None:
-    model = network()
-    with pytest.raises(ConfigError, match="momentum"):
-        NGSGD(model, in_backward=True, momentum=0.5)
-    train(model, NGSGD(model), range(1))
-
-
-def test_shared_parameters_are_refused() -> None:
-    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
-    first, last = model
-    assert isinstance(first, nn.Linear)
-    last.bias = first.bias
-    with pytest.raises(ConfigError, match="shares a parameter"):
-        NGSGD(model, in_backward=True)
-    assert type(first) is nn.Linear
-
-
-def test_a_gradient_beside_the_step_is_refused() -> None:
-    model = network()
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    loss = loss_of(model)
-    (loss + sum(p.square().sum() for p in model.parameters())).backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(ContractError, match="penalty in the loss"):
-        optimizer.step()
-
-
-def test_another_weight_than_its_own_is_refused() -> None:
-    model = network()
-    NGSGD(model, lr=0.1, in_backward=True)
-    others = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    scores = torch.func.functional_call(model, others, (batch(0)[0],))
-    with pytest.raises(ContractError, match="another weight"):
-        scores.sum().backward()
-
-
-def test_a_layer_frozen_after_the_forward_pass_stays() -> None:
-    model = network()
-    NGSGD(model, lr=0.1, in_backward=True)
-    loss, before = loss_of(model), values(model)
-    for p in model.parameters():
-        p.requires_grad_(False)
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert moved(before, values(model)) == 0
-
-
-def test_momentum_by_a_scheduler_and_scaled_losses_are_refused() -> None:
-    model = network()
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
-    with pytest.raises(ConfigError, match="momentum"):
-        train(model, optimizer, range(1))
-    model = network(dtype=torch.float32)
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(loss_of(model)).backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(ConfigError, match="GradScaler"):
-        scaler.step(optimizer)
-
-
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ConfigError, match="DistributedDataParallel"):
-        NGSGD(network(), in_backward=True)
-
-
-# ------------------------------------------------------------------ copies, and beginning anew
-
-
-def test_a_copy_of_the_model_hands_out_gradients() -> None:
-    model = network()
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    train(model, optimizer, range(2))
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        before = values(twin)
-        loss_of(twin).backward()  # type: ignore[no-untyped-call]
-        assert moved(before, values(twin)) == 0
-        assert all(p.grad is not None for p in twin.parameters())
-
-
-def test_what_was_loaded_may_be_trained_at_once() -> None:
-    model = network()
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    loss_of(model).backward()  # type: ignore[no-untyped-call]
-    model.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    train(model, optimizer, range(1))
-
-
-def test_what_was_built_before_remove_steps_no_more() -> None:
-    model = network()
-    optimizer = NGSGD(model, lr=0.1, in_backward=True)
-    loss, before = loss_of(model), values(model)
-    optimizer.remove()
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert moved(before, values(model)) == 0
-
-
-def test_memory_is_a_threads_own_and_is_not_saved() -> None:
-    scratch, x = Scratch(), torch.zeros(1000, 100)
-    mine = scratch.like(x, "in")
-    with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(scratch.like, x, "in").result()
-    assert mine is not None
-    assert theirs is not None
-    assert mine.data_ptr() != theirs.data_ptr()
-    assert len(pickle.dumps(scratch)) < 1000
-    doubles = scratch.like(x.double(), "in")
-    assert doubles is not None
-    assert doubles.dtype == torch.float64

@@ -57,6 +57,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def run(root: Path) -> Path:
+    """A small network trained on what was imported."""
+    run = root / "run"
+    small = ("--set", "model.width=16", "--set", "task.batch_frames=64", "--epochs", 8, "--lr", 0.1)
+    assert hocket("train", root / "exp", *small, "--quiet", "--out", run) == 0
+    return run
+
+
 def test_what_was_imported_is_what_was_there(root: Path) -> None:
     store = FeatureStore(root / "exp" / "features" / "train", "kaldi", "none")
     labels = np.load(root / "exp" / "alignment" / "train.npy")
@@ -85,13 +94,13 @@ def test_export_and_import_again_give_the_same_files(root: Path, tmp_path: Path)
         assert again == (root / "exp" / name).read_bytes()
 
 
-def test_train_and_write_log_likelihoods(root: Path, tmp_path: Path) -> None:
+def test_the_task_reads_what_was_imported(root: Path) -> None:
     task = SpeechTask(str(root / "exp"))
     assert task.kind == "kaldi"
     assert task.num_inputs == 11 * DIMS
-    run = root / "run"
-    small = ("--set", "model.width=16", "--set", "task.batch_frames=64", "--epochs", 8, "--lr", 0.1)
-    assert hocket("train", root / "exp", *small, "--quiet", "--out", run) == 0
+
+
+def test_train_and_write_log_likelihoods(root: Path, run: Path, tmp_path: Path) -> None:
     ark = tmp_path / "loglikes.ark"
     assert hocket("decode", run, "--split", "test", "--write-loglikes", ark, "--quiet") == 0
     written = dict(kaldiio.load_ark(str(ark)))
@@ -106,10 +115,8 @@ def test_train_and_write_log_likelihoods(root: Path, tmp_path: Path) -> None:
     assert np.array_equal(kaldiio.load_scp(str(tmp_path / "loglikes.scp"))["c0"], written["c0"])
 
 
-def test_there_is_no_graph_to_decode_with(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not (root / "run").exists():
-        pytest.skip("trained by another test")
-    assert hocket("decode", root / "run", "--quiet") == 1
+def test_there_is_no_graph_to_decode_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hocket("decode", run, "--quiet") == 1
     assert "--write-loglikes" in capsys.readouterr().err
 
 

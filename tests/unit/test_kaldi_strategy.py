@@ -346,7 +346,7 @@ def test_dealing_with_draws_unsettled_is_refused() -> None:
         (lambda: run(Kaldi(initial_learners=8), 4), "give --learners 8"),
         (
             lambda: run(Kaldi(), 2, schedule=Constant(lr_compensation="full")),
-            "lr_compensation.*cannot take effect",
+            "lr_compensation.*has no effect",
         ),
     ],
 )

@@ -8,8 +8,8 @@ With the mean m, the covariance W within classes and B between them,
     x -> T (x - m)                                                                        (4)
 
 U' L^-1 alone makes the covariance I + diag(lambda), of which I is the part within classes. (2)
-makes it f + diag(lambda): a direction keeps its size if it separates classes, and almost vanishes if it
-does not, so that the first layer sees at once what matters. No direction is left out.
+makes it f + diag(lambda): a direction keeps its size if it separates classes, and almost vanishes
+if it does not, so that the first layer sees at once what matters. No direction is left out.
 
 Reference: Kaldi's `get-feature-transform` ("preconditioning" LDA), in the recipe of D. Povey, X.
 Zhang, S. Khudanpur, arXiv:1410.7455.

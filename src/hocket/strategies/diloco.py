@@ -70,7 +70,7 @@ class DiLoCo(BlockFilter):
         require(mu is None or 0 <= mu < 1, f"strategy.outer_momentum must be in [0, 1), not {mu}")
         require(
             not mu or self.outer_optimizer != "sgd",
-            "strategy.outer_momentum cannot take effect with outer_optimizer = 'sgd': choose "
+            "strategy.outer_momentum has no effect with outer_optimizer = 'sgd': choose "
             "'momentum' or 'nesterov'",
         )
 

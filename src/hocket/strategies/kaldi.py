@@ -147,7 +147,7 @@ class Kaldi(Averaging):
         super().check_optimizer(optimizer)
         require(
             self.first_max_change is None or optimizer.limits_change,
-            f"strategy.first_max_change cannot take effect: optimizer {optimizer.name!r} does not "
+            f"strategy.first_max_change has no effect: optimizer {optimizer.name!r} does not "
             "limit its steps; use ngsgd, or leave it out",
         )
 

@@ -60,7 +60,7 @@ class Averaging(Strategy):
         """Refuse a policy for momentum that there is none of."""
         require(
             self.local_momentum in (None, "keep") or optimizer.has_moments,
-            f"strategy.local_momentum = {self.local_momentum!r} cannot take effect: optimizer "
+            f"strategy.local_momentum = {self.local_momentum!r} has no effect: optimizer "
             f"{optimizer.name!r} remembers nothing from one step to the next; set "
             "optimizer.momentum, or leave it out",
         )
