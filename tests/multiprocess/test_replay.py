@@ -64,7 +64,7 @@ def test_exchanges_that_were_given_up_are_given_up_again(tmp_path: Path) -> None
 
 def test_what_cannot_be_played_again_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(ConfigError, match=r"no run directory: it has no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"not a run directory: it has no metrics\.jsonl"):
         replayed(experiment(ADPSGD()), run)
     with pytest.raises(ConfigError, match="'kstep' is synchronous"):
         replayed(experiment(KStep()), run)

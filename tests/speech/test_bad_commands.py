@@ -50,7 +50,7 @@ COMMANDS: list[tuple[str, list[str], tuple[str, ...]]] = [
         ("leave one",),
     ),
     ("into a full folder", ["corpus", "digits", "--out", "D"], ("not empty", "--out")),
-    ("untrained run", ["decode", "D"], ("no run directory",)),
+    ("untrained run", ["decode", "D"], ("not a run directory",)),
     ("undecoded run", ["score", "D"], ("no decoded words", "hocket decode")),
     ("no reference", ["score", "L"], ("--ref",)),
     ("not prepared", ["train", "D", "--out", "R"], ("hocket prepare",)),
@@ -92,7 +92,7 @@ COMMANDS: list[tuple[str, list[str], tuple[str, ...]]] = [
         ],
         ("--num-pdfs",),
     ),
-    ("nothing to export", ["export", "D", "--out", "I"], ("no prepared experiment",)),
+    ("nothing to export", ["export", "D", "--out", "I"], ("not a prepared experiment",)),
 ]
 
 

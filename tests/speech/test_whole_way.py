@@ -305,7 +305,7 @@ def test_commands_say_what_is_missing(
         (("decode", tmp_path), "is not a run directory"),
         (("score", tmp_path), "holds no decoded words"),
         (("score", tmp_path / "x.hyp"), "give the reference"),
-        (("report", tmp_path, "--out", tmp_path / "p.html"), "cannot be read as a run directory"),
+        (("report", tmp_path, "--out", tmp_path / "p.html"), "is not a run directory"),
         (("corpus", "digits", "--out", tmp_path / "c", "--snr", "loud"), "--snr takes A:B"),
         (("corpus", "digits", "--out", tmp_path / "c", "--snr", "5:9", "--clean"), "leave one out"),
         (("corpus", "digits", "--out", tmp_path / "c", "--jobs", 0), "--jobs must be at least 1"),

@@ -50,7 +50,7 @@ def test_pairing_sees_what_two_intervals_hide() -> None:
     assert score(REFS, second).high > score(REFS, first).low  # the intervals overlap
     same = compare(REFS, first, first)
     assert not same.significant
-    assert "no difference" in str(same)
+    assert "no significant difference" in str(same)
 
 
 def test_characters_are_counted_where_asked() -> None:

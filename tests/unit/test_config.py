@@ -117,7 +117,7 @@ def test_command_line_errors_are_one_line(
     assert main(["train", "--out", out]) == 2
     assert "name the task" in capsys.readouterr().err
     assert main(["train", "--resume", "--out", out]) == 2
-    assert "is no run directory: it has no config.json" in capsys.readouterr().err
+    assert "is not a run directory: it has no config.json" in capsys.readouterr().err
     assert main(["train", "synthetic", "--out", out, "--set", "cluster.latency_s=1"]) == 2
     assert "has an effect in `hocket simulate` only" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -55,8 +55,8 @@ def test_traces_of_simulated_and_real_runs_are_found(run: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, r"is no run directory: it has no config\.json; give the folder that"),
-        ('{"task"', r"is no run directory: config\.json cannot be read \(.*; copy it again"),
+        (None, r"is not a run directory: it has no config\.json; give the folder that"),
+        ('{"task"', r"is not a run directory: config\.json cannot be read \(.*; copy it again"),
         ("[]", r"config\.json cannot be read \(it holds no tables\)"),
         ("{}", r"config\.json cannot be read \(it has no table 'task'\)"),
     ],
@@ -77,7 +77,7 @@ def test_metrics_that_are_missing_or_cut_off_are_named(run: RunDirectory) -> Non
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: line 2 was cut off.*--resume"):
         run.metrics()
     run.metrics_path.unlink()
-    with pytest.raises(ConfigError, match=r"is no run directory: it has no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no metrics\.jsonl"):
         run.metrics()
 
 

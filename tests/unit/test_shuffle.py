@@ -44,5 +44,5 @@ def test_36_million_frames_take_no_memory() -> None:
 
 
 def test_nothing_to_permute_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 things"):
+    with pytest.raises(ValueError, match="at least 1 thing, not 0"):
         Permutation(0, 1)

@@ -80,8 +80,9 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any]:
         """Return the tables of config.json."""
+        text = self._text(self.config_path)
         try:
-            tables = json.loads(self._text(self.config_path))
+            tables = json.loads(text)
         except ValueError as error:
             raise self._unreadable(self.config_path, str(error)) from error
         if not isinstance(tables, dict):
@@ -136,13 +137,13 @@ class RunDirectory:
             return path.read_text()
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{self.path} is no run directory: it has no {path.name}; {_REMEDY}"
+                f"{self.path} is not a run directory: it has no {path.name}; {_REMEDY}"
             ) from error
         except (OSError, UnicodeError) as error:
             raise self._unreadable(path, str(error)) from error
 
     def _unreadable(self, path: Path, reason: str) -> ConfigError:
         return ConfigError(
-            f"{self.path} is no run directory: {path.name} cannot be read ({reason}); copy it "
+            f"{self.path} is not a run directory: {path.name} cannot be read ({reason}); copy it "
             f"again, or {_REMEDY}"
         )
