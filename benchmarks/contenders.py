@@ -244,7 +244,7 @@ def hocket_delay_by_one(steps: int, folder: str) -> None:
 
 
 @dataclass(frozen=True)
-class Meet(hocket.Strategy):
+class Meet(hocket.Strategy[hocket.State]):
     """Meets after every minibatch and exchanges one number: what waiting alone costs."""
 
     name: ClassVar[str] = "meet"

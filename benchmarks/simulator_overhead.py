@@ -44,7 +44,7 @@ class Stopwatch:
         return timed
 
 
-def measure(strategy: Strategy, learners: int, task: Synthetic) -> tuple[float, float, float]:
+def measure(strategy: Strategy[Any], learners: int, task: Synthetic) -> tuple[float, float, float]:
     """Return gradient seconds, the learners' own other work, and the simulator's own cost."""
     experiment = Experiment(
         task,
@@ -78,7 +78,7 @@ def main() -> None:
     task = Synthetic(num_frames=256 * 96, dev_frames=256, model=DNN(layers=4, width=540))
     parameters = sum(p.numel() for p in task.build_model().parameters())
     print(f"{parameters:,} parameters, batch 256, one thread, {repeats} interleaved repeats")
-    cases: list[tuple[Strategy, int]] = [
+    cases: list[tuple[Strategy[Any], int]] = [
         (Sequential(), 1),
         (AllReduceSGD(), 8),
         (KStep(sync_every=4), 8),

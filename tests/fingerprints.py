@@ -54,7 +54,7 @@ TASK = Synthetic(
 class Row:
     """A strategy with its options, and a word for the variant."""
 
-    strategy: Strategy
+    strategy: Strategy[Any]
     variant: str = ""
     natural_gradient: bool = False
 
@@ -71,7 +71,7 @@ class Row:
         return SGD(lr=0.02, momentum=0.5, clip_norm=5.0, weight_decay=1e-4)
 
 
-def usual(name: str) -> Strategy:
+def usual(name: str) -> Strategy[Any]:
     """Return a strategy with its defaults, meeting often enough for a short run."""
     strategy = STRATEGIES[name]()
     if "sync_every" in strategy.parameters():

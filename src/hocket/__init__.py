@@ -5,73 +5,28 @@ several learners, with every parallel method of the speech literature, in real p
 deterministic simulator.
 """
 
-from hocket.api import Result, simulate, train
-from hocket.attach import attach
-from hocket.core.strategy import State, Strategy
-from hocket.core.task import Item, Loss, Task
-from hocket.data.synthetic import Synthetic
-from hocket.errors import HocketError
-from hocket.models import DNN, PNorm
-from hocket.optim import NGSGD, SGD, AdamW, Constant, Exponential, NaturalSGD, Newbob, Warmup
-from hocket.runtime.sim.cost import Cluster, Death, Host, Pause, Slow
-from hocket.strategies import (
-    ADMM,
-    ADPSGD,
-    BMUF,
-    DPSGD,
-    EASGD,
-    HADPSGD,
-    AdaptiveKStep,
-    AllReduceSGD,
-    AsyncEASGD,
-    DelayByOne,
-    DiLoCo,
-    Kaldi,
-    KStep,
-    ModelAveraging,
-    Sequential,
+from hocket.api import Result as Result, simulate as simulate, train as train
+from hocket.attach import attach as attach
+from hocket.core.strategy import State as State, Strategy as Strategy
+from hocket.core.task import Item as Item, Loss as Loss, Task as Task
+from hocket.data.synthetic import Synthetic as Synthetic
+from hocket.errors import HocketError as HocketError
+from hocket.models import DNN as DNN, PNorm as PNorm
+from hocket.optim import (
+    NGSGD as NGSGD,
+    SGD as SGD,
+    AdamW as AdamW,
+    Constant as Constant,
+    Exponential as Exponential,
+    NaturalSGD as NaturalSGD,
+    Newbob as Newbob,
+    Warmup as Warmup,
 )
-
-__all__ = [
-    "ADMM",
-    "ADPSGD",
-    "BMUF",
-    "DNN",
-    "DPSGD",
-    "EASGD",
-    "HADPSGD",
-    "NGSGD",
-    "SGD",
-    "AdamW",
-    "AdaptiveKStep",
-    "AllReduceSGD",
-    "AsyncEASGD",
-    "Cluster",
-    "Constant",
-    "Death",
-    "DelayByOne",
-    "DiLoCo",
-    "Exponential",
-    "HocketError",
-    "Host",
-    "Item",
-    "KStep",
-    "Kaldi",
-    "Loss",
-    "ModelAveraging",
-    "NaturalSGD",
-    "Newbob",
-    "PNorm",
-    "Pause",
-    "Result",
-    "Sequential",
-    "Slow",
-    "State",
-    "Strategy",
-    "Synthetic",
-    "Task",
-    "Warmup",
-    "attach",
-    "simulate",
-    "train",
-]
+from hocket.runtime.sim.cost import (
+    Cluster as Cluster,
+    Death as Death,
+    Host as Host,
+    Pause as Pause,
+    Slow as Slow,
+)
+from hocket.strategies.registry import *  # noqa: F403  (every strategy)

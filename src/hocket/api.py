@@ -36,7 +36,7 @@ __all__ = ["LearnerReport", "Result", "simulate", "train"]
 def train(
     task: Task | str = "synthetic",
     *,
-    strategy: Strategy | str | Mapping[str, Any] = "sequential",
+    strategy: Strategy[Any] | str | Mapping[str, Any] = "sequential",
     learners: int = 1,
     optimizer: Optimizer | Mapping[str, Any] | None = None,
     schedule: Schedule | Mapping[str, Any] | None = None,
@@ -61,7 +61,7 @@ def train(
 def simulate(
     task: Task | str = "synthetic",
     *,
-    strategy: Strategy | str | Mapping[str, Any] = "sequential",
+    strategy: Strategy[Any] | str | Mapping[str, Any] = "sequential",
     cluster: Cluster | int | str | Path | Mapping[str, Any] = 1,
     optimizer: Optimizer | Mapping[str, Any] | None = None,
     schedule: Schedule | Mapping[str, Any] | None = None,
@@ -98,7 +98,7 @@ def _path(out: str | Path | None) -> Path | None:
 
 def _experiment(
     task: Task | str,
-    strategy: Strategy | str | Mapping[str, Any],
+    strategy: Strategy[Any] | str | Mapping[str, Any],
     optimizer: Optimizer | Mapping[str, Any] | None,
     schedule: Schedule | Mapping[str, Any] | None,
     options: Mapping[str, Any],

@@ -290,7 +290,7 @@ def attach(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    strategy: Strategy | str | Mapping[str, Any] = "allreduce",
+    strategy: Strategy[Any] | str | Mapping[str, Any] = "allreduce",
     lr: Literal["own", "sequential"] = "own",
     rank: int | None = None,
     world_size: int | None = None,
@@ -351,7 +351,7 @@ def attach(
     return Attached(runtime_, model, optimizer)
 
 
-def _strategy(given: Strategy | str | Mapping[str, Any]) -> Strategy:
+def _strategy(given: Strategy[Any] | str | Mapping[str, Any]) -> Strategy[Any]:
     if isinstance(given, Strategy):
         return given
     table = {"name": given} if isinstance(given, str) else given

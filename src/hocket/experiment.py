@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hocket.core.codec import FLOAT32, Codec
 from hocket.core.device import DeviceName, Precision, Transport
@@ -82,7 +82,7 @@ class Experiment:
     """Task x strategy x optimizer x codec, and how to run them."""
 
     task: Task
-    strategy: Strategy
+    strategy: Strategy[Any]
     optimizer: Optimizer = SGD()  # noqa: RUF009  (frozen: safe to share)
     schedule: Schedule = Constant()  # noqa: RUF009
     codec: Codec = FLOAT32

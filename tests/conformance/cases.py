@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from helpers.strategies import PushPull
 
@@ -32,7 +33,7 @@ from hocket.runtime.sim.simulator import Simulator
 class Case:
     """A strategy, and on how many learners it is tried."""
 
-    strategy: Strategy
+    strategy: Strategy[Any]
     learners: tuple[int, ...]
     one_learner_is_sgd: bool = True  # to the bit
     everyone_draws: bool = True  # from the start

@@ -42,7 +42,7 @@ def orders(task: Quadratic) -> list[list[int]]:
     return [[int(i) for i in pool.order(e)] for e in range(3)]
 
 
-def run(task: Any, strategy: Strategy, learners: int = 4, **more: Any) -> Any:
+def run(task: Any, strategy: Strategy[Any], learners: int = 4, **more: Any) -> Any:
     more = {"optimizer": SGD(lr=LR), "schedule": SCHEDULE} | more
     return simulated(task, strategy, learners, **more)
 
@@ -96,7 +96,7 @@ def test_admm(learners: int, k: int, balance: bool) -> None:
     close(run(UNEVEN, strategy, learners), expected)
 
 
-def bare(task: Any, strategy: Strategy, cluster: Cluster, **more: Any) -> Simulator:
+def bare(task: Any, strategy: Strategy[Any], cluster: Cluster, **more: Any) -> Simulator:
     """A simulator to look into."""
     more = {"optimizer": SGD(lr=LR), "schedule": SCHEDULE} | more
     sharding = more.pop("sharding", "pool")
@@ -134,7 +134,7 @@ def test_asynchronous_easgd_follows_its_twin_along_the_trace(seed: int) -> None:
     ],
     ids=lambda s: s.name,
 )
-def test_without_outer_momentum_all_are_model_averaging_to_the_bit(same: Strategy) -> None:
+def test_without_outer_momentum_all_are_model_averaging_to_the_bit(same: Strategy[Any]) -> None:
     optimizer = SGD(lr=LR, momentum=0.8)
     averaged = run(UNEVEN, KStep(sync_every=3), optimizer=optimizer)
     assert same_model(averaged, run(UNEVEN, same, optimizer=optimizer))
@@ -339,7 +339,7 @@ def test_block_momentum_follows_the_number_of_learners_left() -> None:
 @pytest.mark.parametrize(
     "strategy", [KStep(3, "average"), BMUF(2, "average")], ids=lambda s: s.name
 )
-def test_a_loss_between_models_and_momentum(strategy: Strategy) -> None:
+def test_a_loss_between_models_and_momentum(strategy: Strategy[Any]) -> None:
     """Two collectives a block: whoever dies between them leaves the others alike."""
     for seed in range(20):
         rng = np.random.default_rng(seed)

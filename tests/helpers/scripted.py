@@ -19,7 +19,7 @@ from hocket.experiment import Experiment, RuntimeOptions
 
 
 @dataclass(frozen=True)
-class Scripted(Strategy):
+class Scripted(Strategy[State]):
     """A strategy made of one function."""
 
     body: Callable[[Learner, State], Any]

@@ -15,7 +15,7 @@ from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)
-class Striped(Strategy):
+class Striped(Strategy[State]):
     """Synchronous SGD by exchanging stripes of the gradient, as the 1-bit codec will."""
 
     name: ClassVar[str] = "striped"
@@ -41,7 +41,7 @@ class Striped(Strategy):
 
 
 @dataclass(frozen=True)
-class Gossip(Strategy):
+class Gossip(Strategy[State]):
     """Tells its neighbour of every step before a boundary, and listens only after it."""
 
     name: ClassVar[str] = "gossip"
@@ -86,7 +86,7 @@ class ServerState(State):
 
 
 @dataclass(frozen=True)
-class PushPull(Strategy):
+class PushPull(Strategy[State]):
     """Every learner pushes its gradient to a service on rank 0 and pulls the new model."""
 
     name: ClassVar[str] = "push-pull"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def test_no_descriptor_is_left_behind() -> None:
 
 
 @pytest.mark.parametrize("strategy", [ADPSGD(), AsyncEASGD(sync_every=2)], ids=lambda s: s.name)
-def test_large_models_arrive_as_they_were_sent(strategy: Strategy, tmp_path: Path) -> None:
+def test_large_models_arrive_as_they_were_sent(strategy: Strategy[Any], tmp_path: Path) -> None:
     """A real run, played again in the simulator, ends with the same model: no slot was spoilt."""
     experiment = Experiment(
         Synthetic(num_frames=4_000, batch_frames=50, dev_frames=200, model=DNN(width=160)),

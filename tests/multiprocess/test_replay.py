@@ -21,7 +21,7 @@ from hocket.runtime.real.faults import Fault
 ASYNCHRONOUS = [c.strategy for c in CASES if not c.strategy.synchronous]
 
 
-def experiment(strategy: Strategy, learners: int = 4, **more: Any) -> Experiment:
+def experiment(strategy: Strategy[Any], learners: int = 4, **more: Any) -> Experiment:
     options = {"learners": learners, "trace": True, "tensorboard": False, "timeout_s": 60.0}
     return Experiment(
         Slow(num_items=40, seconds=0.003, uneven=True),
@@ -38,7 +38,9 @@ def replayed(made: Experiment, run: Path) -> Result:
 
 
 @pytest.mark.parametrize("strategy", [*ASYNCHRONOUS, Gossip()], ids=lambda s: repr(s))
-def test_a_recorded_run_played_again_gives_its_model(strategy: Strategy, tmp_path: Path) -> None:
+def test_a_recorded_run_played_again_gives_its_model(
+    strategy: Strategy[Any], tmp_path: Path
+) -> None:
     made = experiment(strategy)
     real = api.run_real(made, tmp_path / "run", progress=False)
     again = replayed(made, tmp_path / "run")

@@ -15,8 +15,7 @@ import pytest
 import hocket
 from hocket import config
 from hocket.cli.main import main
-from hocket.cli.recipe import digest
-from hocket.cli.recipe import main as recipe_main
+from hocket.cli.recipe import digest, main as recipe_main
 from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.features.spectral import num_dims
 from hocket.speech.gmm.training import GMMOptions

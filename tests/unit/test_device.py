@@ -53,7 +53,7 @@ def test_bfloat16_learns_as_well_and_keeps_its_vectors_in_float32() -> None:
 
 
 @pytest.mark.parametrize("strategy", [AllReduceSGD(), KStep(sync_every=2)], ids=lambda s: s.name)
-def test_both_worlds_agree_in_bfloat16_too(strategy: Strategy) -> None:
+def test_both_worlds_agree_in_bfloat16_too(strategy: Strategy[Any]) -> None:
     a = simulated(acoustic(), strategy, 2, **LOW)
     b = real(acoustic(), strategy, 2, **LOW)
     assert same_model(a, b)
@@ -97,7 +97,7 @@ TORCH: dict[str, Any] = {"transport": "torch", "deterministic": False, "on_loss"
 
 @pytest.mark.parametrize("learners", [2, 4])
 @pytest.mark.parametrize("strategy", [AllReduceSGD(), KStep(sync_every=2)], ids=lambda s: s.name)
-def test_vectors_may_go_through_torch_distributed(strategy: Strategy, learners: int) -> None:
+def test_vectors_may_go_through_torch_distributed(strategy: Strategy[Any], learners: int) -> None:
     """With gloo here, in NCCL's place: the same mean but for the order of the sum."""
     task = Quadratic(uneven=True)
     ours = simulated(task, strategy, learners)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.preconditioned import FREE, batch, moved, network, train, values
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import hocket

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from helpers.tasks import Quadratic
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hocket.core.accounts import Ticket
 from hocket.data.ledger import ReplicatedLedger

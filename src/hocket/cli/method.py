@@ -30,7 +30,7 @@ _EVALUATED: Final = {
 # ---------------------------------------------------------------------------- the facts
 
 
-def describe(cls: type[Strategy]) -> dict[str, Any]:
+def describe(cls: type[Strategy[Any]]) -> dict[str, Any]:
     """Return the facts about one strategy, for programs."""
     default = cls()
     meanings = fields.comments(cls)
@@ -58,7 +58,7 @@ def describe(cls: type[Strategy]) -> dict[str, Any]:
     }
 
 
-def gains(strategy: Strategy) -> dict[int, float]:
+def gains(strategy: Strategy[Any]) -> dict[int, float]:
     """Return the gain for the numbers of learners in `WORLDS` that the method can use."""
     limit = strategy.max_learners or max(WORLDS)
     return {p: strategy.gain(p) for p in WORLDS if p <= limit}
@@ -79,7 +79,7 @@ def rule(found: dict[int, float]) -> str:
     return f"{found[largest]:g} at P = {largest}"
 
 
-def parts(cls: type[Strategy]) -> tuple[str, str, str]:
+def parts(cls: type[Strategy[Any]]) -> tuple[str, str, str]:
     """Return the title, the body and the last paragraph ("When to use it:") of the paper page."""
     page = (sys.modules[cls.__module__].__doc__ or "").strip()
     title, _, rest = page.partition("\n")
@@ -91,7 +91,7 @@ def parts(cls: type[Strategy]) -> tuple[str, str, str]:
 # ---------------------------------------------------------------------------- the page
 
 
-def page(cls: type[Strategy]) -> str:
+def page(cls: type[Strategy[Any]]) -> str:
     """Return the page about one method, wrapped to the terminal."""
     title, body, when = parts(cls)
     sections = [
@@ -112,7 +112,7 @@ def _section(heading: str, lines: Sequence[str]) -> list[str]:
     return ["", heading, *lines]
 
 
-def _parameters(cls: type[Strategy]) -> list[str]:
+def _parameters(cls: type[Strategy[Any]]) -> list[str]:
     """Each parameter with its default, and its meaning below it."""
     default, meanings = cls(), fields.comments(cls)
     lines = []
@@ -131,7 +131,7 @@ def _value(default: object) -> str:
     return "(unset)" if default is None else f"{default}"
 
 
-def _gain(strategy: Strategy) -> list[str]:
+def _gain(strategy: Strategy[Any]) -> list[str]:
     """The gain over P with default parameters, and what follows for the rate."""
     found = gains(strategy)
     means = (
@@ -152,7 +152,7 @@ def _gain(strategy: Strategy) -> list[str]:
     ]
 
 
-def _facts(cls: type[Strategy]) -> list[str]:
+def _facts(cls: type[Strategy[Any]]) -> list[str]:
     waiting = "groups of learners" if cls.moves_in_groups else "learners"
     pace = (
         "yes: all learners take the same steps in the same order and wait for each other"

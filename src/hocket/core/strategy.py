@@ -36,7 +36,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from hocket.core.flat import Flat
 from hocket.core.optimizer import Optimizer
@@ -54,9 +54,15 @@ class State:
     optimizer: Any
 
 
+S = TypeVar("S", bound=State)
+
+
 @dataclass(frozen=True)
-class Strategy(ABC):
-    """A parallel training method. Its fields are its parameters, checked on construction."""
+class Strategy(ABC, Generic[S]):
+    """A parallel training method. Its fields are its parameters, checked on construction.
+
+    `S` is the state of its learners: `Strategy[State]`, or a state of its own, which `init` makes.
+    """
 
     name: ClassVar[str]
     paper: ClassVar[str]
@@ -77,18 +83,18 @@ class Strategy(ABC):
         """Movement per minibatch relative to sequential SGD at the same rate."""
 
     @abstractmethod
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: S) -> S:
         """Train until a boundary says stop."""
 
-    def init(self, params: Flat, optimizer: Optimizer) -> State:
+    def init(self: Strategy[State], params: Flat, optimizer: Optimizer) -> State:
         """Return the state before the first step; `params` belongs to it from now on."""
         return State(params, optimizer.init(params))
 
-    def model(self, state: State) -> Flat:
+    def model(self, state: S) -> Flat:
         """Return this learner's part of the model that is evaluated and saved."""
         return state.params
 
-    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
+    def adopt(self, old: Sequence[S], model: Flat, rank: int) -> S:
         """Return the state of `rank` when a checkpoint is resumed with other learners.
 
         The documented mapping: everybody starts from the saved model; what was private to a learner
@@ -110,7 +116,7 @@ class Strategy(ABC):
             f"use {num_learners - 1} or {num_learners + 1}",
         )
 
-    def check_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027  (optional)
+    def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuse an optimizer the method cannot use."""
 
     def rate_rule(self) -> str:

@@ -56,7 +56,7 @@ class Bench:
     def run(
         self,
         arm: str,
-        strategy: Strategy,
+        strategy: Strategy[Any],
         learners: Cluster | int,
         *,
         seed: int,

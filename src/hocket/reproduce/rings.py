@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hocket.core.strategy import Strategy
 from hocket.reproduce.outcome import Arm
 from hocket.strategies import ADPSGD, AllReduceSGD, DelayByOne
 
-METHODS: dict[str, Strategy] = {
+METHODS: dict[str, Strategy[Any]] = {
     "allreduce": AllReduceSGD(),
     "delay-by-one": DelayByOne(),
     "fixed ring": ADPSGD(ring="fixed"),

@@ -11,8 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import mean as exact_mean
-from statistics import stdev
+from statistics import mean as exact_mean, stdev
 from typing import Final
 
 import numpy as np

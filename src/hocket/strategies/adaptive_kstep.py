@@ -65,7 +65,7 @@ class AdaptiveState(State):
 
 
 @dataclass(frozen=True)
-class AdaptiveKStep(Averaging):
+class AdaptiveKStep(Averaging[AdaptiveState]):
     """K-AVG with K and the rate led by the held-out loss."""
 
     sync_every: int = 32  # K at the beginning
@@ -107,15 +107,13 @@ class AdaptiveKStep(Averaging):
         """Begin with the largest K."""
         return AdaptiveState(params, optimizer.init(params), params.clone(), self.sync_every)
 
-    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
+    def adopt(self, old: Sequence[AdaptiveState], model: Flat, rank: int) -> AdaptiveState:
         """Everybody starts from the saved model; what was learnt about K stays."""
         before = old[rank % len(old)]
-        assert isinstance(before, AdaptiveState)
         return replace(before, params=model.clone(), accepted=model.clone())
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: AdaptiveState) -> AdaptiveState:
         """Walk, average, look, take it or not."""
-        assert isinstance(state, AdaptiveState)
         while (verdict := await me.boundary(state)).go_on:
             self.adapt_(state, verdict.scores)
             await walk(me, state, state.k, state.scale)

@@ -68,7 +68,7 @@ class ConsensusState(State):
 
 
 @dataclass(frozen=True)
-class ADMM(Strategy):
+class ADMM(Strategy[ConsensusState]):
     """Inexact consensus ADMM with residual balancing."""
 
     sync_every: int = 16  # K: steps of the inner minimisation
@@ -101,21 +101,18 @@ class ADMM(Strategy):
             params, optimizer.init(params), params.clone(), torch.zeros_like(params), self.rho
         )
 
-    def model(self, state: State) -> Flat:
+    def model(self, state: ConsensusState) -> Flat:
         """The consensus."""
-        assert isinstance(state, ConsensusState)
         return state.centre
 
-    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
+    def adopt(self, old: Sequence[ConsensusState], model: Flat, rank: int) -> ConsensusState:
         """Everybody starts from the consensus; multipliers of others would not sum to zero."""
         before = old[rank % len(old)]
-        assert isinstance(before, ConsensusState)
         dual = torch.zeros_like(model)
         return replace(before, params=model.clone(), centre=model.clone(), dual=dual)
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: ConsensusState) -> ConsensusState:
         """Inner steps, consensus, multipliers, commit."""
-        assert isinstance(state, ConsensusState)
         while (await me.boundary(state)).go_on:
             for _ in range(self.sync_every):
                 grad = await me.gradient(state.params)

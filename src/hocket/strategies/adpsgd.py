@@ -82,7 +82,7 @@ class Hearsay:
 
 
 @dataclass(frozen=True)
-class ADPSGD(Strategy):
+class ADPSGD(Strategy[RingState]):
     """Asynchronous decentralised SGD on a fixed or random ring."""
 
     ring: Literal["fixed", "random"] = "random"  # partners: the two neighbours, or any
@@ -113,9 +113,8 @@ class ADPSGD(Strategy):
         """Nothing has been mixed yet."""
         return RingState(params, optimizer.init(params))
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: RingState) -> RingState:
         """Compute, step, commit; mixing goes on beside it."""
-        assert isinstance(state, RingState)
         known = Hearsay()
         for service in (self.exchange, self.answer, self.hear, self.lend):
             await me.start(service(me, state, known))

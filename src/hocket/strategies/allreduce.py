@@ -35,7 +35,7 @@ from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)
-class AllReduceSGD(Strategy):
+class AllReduceSGD(Strategy[State]):
     """Synchronous SGD by allreduce of gradients."""
 
     name: ClassVar[str] = "allreduce"

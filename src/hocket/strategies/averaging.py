@@ -32,11 +32,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hocket.core.strategy import State
 from hocket.strategies.periodic import Averaging
 
 
 @dataclass(frozen=True)
-class ModelAveraging(Averaging):
+class ModelAveraging(Averaging[State]):
     """The mean of the models every few minibatches, or once per archive."""
 
     sync_every: int = 10

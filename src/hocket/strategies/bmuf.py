@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hocket.core.effects import Mean
-from hocket.core.strategy import State
+from hocket.core.learner import Learner
 from hocket.errors import require
 from hocket.strategies.periodic import BlockFilter, BlockState, LocalMomentum
 
@@ -88,19 +88,17 @@ class BMUF(BlockFilter):
         eta = self.block_momentum
         return 1.0 - 1.0 / num_learners if eta is None else eta, self.block_lr, self.nesterov
 
-    def _warming(self, state: State) -> bool:
-        assert isinstance(state, BlockState)
+    def _warming(self, state: BlockState) -> bool:
         return state.frames < self.warm_start_frames
 
-    def block(self, state: State) -> int:
+    def block(self, state: BlockState) -> int:
         """One step while warming up, `sync_every` after."""
         return 1 if self._warming(state) else self.sync_every
 
-    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
+    def outer_(self, me: Learner, state: BlockState, mean: Mean) -> None:
         """Filter, or just average while warming up."""
-        assert isinstance(state, BlockState)
         if not self._warming(state):
-            super().outer_(state, mean, num_learners)
+            super().outer_(me, state, mean)
             return
         state.frames += mean.weight
         state.start.copy_(mean.value)

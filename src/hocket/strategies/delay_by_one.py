@@ -40,7 +40,7 @@ from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)
-class DelayByOne(Strategy):
+class DelayByOne(Strategy[State]):
     """The models' average travels during the gradient."""
 
     name: ClassVar[str] = "delay-by-one"

@@ -36,9 +36,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from hocket.core.flat import Flat
-from hocket.core.strategy import State
 from hocket.errors import require
-from hocket.strategies.periodic import BlockFilter
+from hocket.strategies.periodic import BlockFilter, BlockState
 
 Outer: TypeAlias = Literal["nesterov", "momentum", "sgd"]
 
@@ -85,6 +84,6 @@ class DiLoCo(BlockFilter):
         mu = usual if self.outer_momentum is None else self.outer_momentum
         return mu, self.outer_lr, self.outer_optimizer == "nesterov"
 
-    def model(self, state: State) -> Flat:
+    def model(self, state: BlockState) -> Flat:
         """theta, where learners start."""
         return state.params

@@ -56,7 +56,7 @@ class RoundState(State):
 
 
 @dataclass(frozen=True)
-class DPSGD(Strategy):
+class DPSGD(Strategy[RoundState]):
     """Synchronous decentralised SGD."""
 
     mixing: topology.Rounds = "ring"  # who averages with whom: see the table above
@@ -84,9 +84,8 @@ class DPSGD(Strategy):
         """No round yet."""
         return RoundState(params, optimizer.init(params))
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: RoundState) -> RoundState:
         """Send, take the gradient, mix what has come, step."""
-        assert isinstance(state, RoundState)
         present = torch.zeros(1, device=state.params.device)
         while (await me.boundary(state)).go_on:
             given, taken = self.weights(me, state.rounds)

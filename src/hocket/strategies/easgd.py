@@ -72,7 +72,7 @@ class ElasticState(State):
 
 
 @dataclass(frozen=True)
-class Elastic(Strategy):
+class Elastic(Strategy[ElasticState]):
     """What both forms share: settings, the local step, the centre as the model."""
 
     sync_every: int = 4  # tau: steps between two exchanges
@@ -128,15 +128,13 @@ class Elastic(Strategy):
         velocity = torch.zeros_like(params) if self.momentum else None
         return ElasticState(params, optimizer.init(params), params.clone(), velocity)
 
-    def model(self, state: State) -> Flat:
+    def model(self, state: ElasticState) -> Flat:
         """The centre."""
-        assert isinstance(state, ElasticState)
         return state.centre
 
-    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
+    def adopt(self, old: Sequence[ElasticState], model: Flat, rank: int) -> ElasticState:
         """Everybody starts from the centre."""
         before = old[rank % len(old)]
-        assert isinstance(before, ElasticState)
         return replace(before, params=model.clone(), centre=model.clone(), keeper=0, keeps=False)
 
     async def gradient(self, me: Learner, state: ElasticState) -> Grad:
@@ -180,9 +178,8 @@ class EASGD(Elastic):
             f"{BETA / num_learners:.3g}",
         )
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: ElasticState) -> ElasticState:
         """Walk, then one elastic step of all."""
-        assert isinstance(state, ElasticState)
         while (await me.boundary(state)).go_on:
             await self.walk(me, state)
             mean = await me.allreduce(state.params, weight=1.0)
@@ -223,9 +220,8 @@ class AsyncEASGD(Elastic):
             state.centre.add_(pull_of(asked.payload, before, self.force(len(me.alive))))
             await me.send(asked.source, "centre", before)
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: ElasticState) -> ElasticState:
         """Walk, send the model off, take the gradient meanwhile, apply both."""
-        assert isinstance(state, ElasticState)
         await me.start(self.serve(me, state))
         while (await me.boundary(state)).go_on:
             await self.walk(me, state)

@@ -35,7 +35,6 @@ from typing import ClassVar
 
 from hocket.core.effects import Grad, Mean
 from hocket.core.learner import Learner
-from hocket.core.strategy import State
 from hocket.errors import PeerLostError, require
 from hocket.strategies.adpsgd import ADPSGD, Hearsay, RingState
 
@@ -71,9 +70,8 @@ class HADPSGD(ADPSGD):
         leaders = (self.leader_of(r, me, known) for r in range(0, me.size, self.node_size))
         return [leader for leader in leaders if leader is not None]
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: RingState) -> RingState:
         """One step of the node after the other; its leader mixes beside it."""
-        assert isinstance(state, RingState)
         known, node = Hearsay(), self.node_of(me.rank, me)
         for service in (self.exchange, self.answer, self.hear, self.lend):
             await me.start(service(me, state, known))

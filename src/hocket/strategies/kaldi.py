@@ -101,7 +101,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class Kaldi(Averaging):
+class Kaldi(Averaging[KaldiState]):
     """Archives, averages without the bad ones, a ramp of learners, a final combination."""
 
     sync_every: int = 781  # K: minibatches of an archive
@@ -181,9 +181,8 @@ class Kaldi(Averaging):
         """Nothing to combine yet."""
         return KaldiState(params, optimizer.init(params))
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: KaldiState) -> KaldiState:
         """Archive, average, keep, commit; combine after the last."""
-        assert isinstance(state, KaldiState)
         while (verdict := await me.boundary(state)).go_on:
             first = verdict.progress.frames == 0
             working = self.at_work(verdict.progress, len(me.alive))

@@ -36,11 +36,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hocket.core.strategy import State
 from hocket.strategies.periodic import Averaging
 
 
 @dataclass(frozen=True)
-class KStep(Averaging):
+class KStep(Averaging[State]):
     """K local steps, then the average of the models (eqs. 1 and 2 are `Averaging.run`)."""
 
     name: ClassVar[str] = "kstep"

@@ -29,14 +29,14 @@ from hocket.core.effects import Mean
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.core.optimizer import Optimizer
-from hocket.core.strategy import State, Strategy
+from hocket.core.strategy import S, State, Strategy
 from hocket.errors import require
 
 LocalMomentum: TypeAlias = Literal["keep", "reset", "average"]
 
 
 @dataclass(frozen=True)
-class Averaging(Strategy):
+class Averaging(Strategy[S]):
     """K local steps, the mean of the models, an outer rule."""
 
     sync_every: int = 16  # K: minibatches of each learner between two averages
@@ -69,20 +69,23 @@ class Averaging(Strategy):
         """The average moves as far as one learner did, on P times the data."""
         return 1.0 / num_learners
 
-    def block(self, state: State) -> int:
+    def block(self, state: S) -> int:
         """Return how many local steps come before the next average."""
         return self.sync_every
 
-    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
-        """Turn the mean, which lies in `state.params`, into the model that all start from next."""
+    def outer_(self, me: Learner, state: S, mean: Mean) -> None:
+        """Turn the mean, which lies in `state.params`, into the model that all start from next.
+
+        `me` has what a rule may need: `me.lr`, `me.alive`, `me.optimizer`.
+        """
         state.params.copy_(mean.value)
 
-    async def run(self, me: Learner, state: State) -> State:
+    async def run(self, me: Learner, state: S) -> S:
         """Walk, average, outer rule, local momentum, commit."""
         while (await me.boundary(state)).go_on:
             await walk(me, state, self.block(state))
             mean = await me.allreduce_(state.params)
-            self.outer_(state, mean, len(me.alive))
+            self.outer_(me, state, mean)
             await meet_moments(me, state, self.local_momentum or self.usual_momentum)
             await me.commit()
         return state
@@ -131,7 +134,7 @@ class BlockState(State):
 
 
 @dataclass(frozen=True)
-class BlockFilter(Averaging):
+class BlockFilter(Averaging[BlockState]):
     """An outer rule with momentum: SGD on the step that a block made, as if it were a gradient."""
 
     def filter_of(self, num_learners: int) -> tuple[float, float, bool]:
@@ -142,24 +145,21 @@ class BlockFilter(Averaging):
         """Start everywhere from the same point, the filter at rest."""
         return BlockState(params, optimizer.init(params), params.clone(), torch.zeros_like(params))
 
-    def model(self, state: State) -> Flat:
+    def model(self, state: BlockState) -> Flat:
         """W(t): with Nesterov's momentum learners start a step ahead of it."""
-        assert isinstance(state, BlockState)
         ahead = state.momentum and self.filter_of(1)[2]
         return state.params - state.momentum * state.delta if ahead else state.params
 
-    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> State:
+    def adopt(self, old: Sequence[BlockState], model: Flat, rank: int) -> BlockState:
         """Start from the filter's point: it is the same on all old learners."""
         before = old[rank % len(old)]
-        assert isinstance(before, BlockState)
         return replace(before, params=before.start.clone())
 
-    def outer_(self, state: State, mean: Mean, num_learners: int) -> None:
+    def outer_(self, me: Learner, state: BlockState, mean: Mean) -> None:
         """Filter the block's step; a block in which nobody learnt anything moves nothing."""
-        assert isinstance(state, BlockState)
         state.frames += mean.weight
         if mean.weight:
-            eta, zeta, nesterov = self.filter_of(num_learners)
+            eta, zeta, nesterov = self.filter_of(len(me.alive))
             filter_block_(state, mean.value, eta, zeta, nesterov=nesterov)
         state.params.copy_(state.start)
 

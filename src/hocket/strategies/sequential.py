@@ -28,7 +28,7 @@ from hocket.core.strategy import State, Strategy
 
 
 @dataclass(frozen=True)
-class Sequential(Strategy):
+class Sequential(Strategy[State]):
     """Plain SGD on one learner."""
 
     name: ClassVar[str] = "sequential"

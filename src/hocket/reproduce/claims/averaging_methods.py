@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hocket.core.strategy import Strategy
 from hocket.reproduce import checks
@@ -32,14 +32,14 @@ class AveragingMethods(Claim):
         """How many learners it is tried with."""
         return bench.pick(smoke=(2,), quick=(4, 16), full=(4, 16))
 
-    def methods(self, bench: Bench) -> dict[str, Strategy]:
+    def methods(self, bench: Bench) -> dict[str, Strategy[Any]]:
         """The contenders; ADMM and asynchronous EASGD are shown, not judged."""
-        found: dict[str, Strategy] = {
+        found: dict[str, Strategy[Any]] = {
             "bmuf": BMUF(sync_every=SYNC_EVERY),
             "averaging": ModelAveraging(sync_every=SYNC_EVERY),
             "easgd": EASGD(sync_every=SYNC_EVERY),
         }
-        more: dict[str, Strategy] = {
+        more: dict[str, Strategy[Any]] = {
             "async-easgd": AsyncEASGD(sync_every=SYNC_EVERY),
             "admm": ADMM(sync_every=SYNC_EVERY),
         }

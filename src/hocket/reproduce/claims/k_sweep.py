@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hocket.core.strategy import Strategy
 from hocket.report import charts
@@ -45,7 +45,7 @@ class KSweep(Claim):
     def runs(self, bench: Bench) -> list[Run]:
         """Every K with every number of learners, at every rate; and the sequential run."""
         every = bench.pick(smoke=0.5, quick=0.125, full=0.25)
-        arms: list[tuple[str, Strategy, int]] = []
+        arms: list[tuple[str, Strategy[Any], int]] = []
         for p in self.learners(bench):
             arms += [(f"P={p} K={k}", KStep(sync_every=k), p) for k in self.ks(bench)]
             first = max(self.ks(bench))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hocket.core import topology
 from hocket.core.strategy import Strategy
@@ -17,7 +17,7 @@ from hocket.strategies import ADPSGD, DPSGD
 
 STEPS = 8  # a learner's own rate, as a multiple of the sequential one: that of 8 learners
 DRAWN = 64  # random matrices to average over
-METHODS: dict[str, Strategy] = {
+METHODS: dict[str, Strategy[Any]] = {
     "fixed ring": ADPSGD(ring="fixed"),
     "random ring": ADPSGD(ring="random"),
     "rounds, fixed": DPSGD(mixing="ring"),
