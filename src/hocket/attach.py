@@ -47,12 +47,15 @@ _attached = 0  # how many times in this process: each time learners meet anew
 class UsersOptimizer(Optimizer):
     """The user's torch optimizer, as a rule for one step. Its state stays in it."""
 
-    lr: float = 1.0  # a factor on the user's own rate
     torch_optimizer: Any = None
     model: Any = None
     scales: bool = True
 
     name: ClassVar[str] = "the user's"
+
+    def rate(self) -> float:
+        """Return the rate now, as the user's scheduler left it; of several groups the largest."""
+        return float(max(group["lr"] for group in self.torch_optimizer.param_groups))
 
     @property
     def has_moments(self) -> bool:
@@ -101,13 +104,18 @@ class UsersOptimizer(Optimizer):
             whole = grad.join() if isinstance(grad, Parts) else grad
             for p, view in zip(trained, layout.views(whole), strict=True):
                 p.grad = view.clone() if p.grad is None else p.grad.copy_(view)
-        rates = [group["lr"] for group in self.torch_optimizer.param_groups]
+        self._step_at(lr)
+
+    def _step_at(self, lr: float) -> None:
+        """Step at another rate: groups that have lower ones keep their proportion to it."""
+        groups, own = self.torch_optimizer.param_groups, self.rate()
+        rates = [group["lr"] for group in groups]
         try:
-            for group in self.torch_optimizer.param_groups:
-                group["lr"] *= lr
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = lr if rate == own else rate * (lr / own)
             self.torch_optimizer.step()
         finally:
-            for group, rate in zip(self.torch_optimizer.param_groups, rates, strict=True):
+            for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
     def _step_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:

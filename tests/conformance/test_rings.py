@@ -36,9 +36,7 @@ class Flat(Quadratic):
         return Loss(errors, len(batch))
 
 
-def build(
-    task: Quadratic, strategy: Any, learners: int, cluster: Cluster | None = None
-) -> Simulator:
+def build(task: Quadratic, strategy: Any, learners: int) -> Simulator:
     experiment = Experiment(
         task,
         strategy,

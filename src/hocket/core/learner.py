@@ -74,7 +74,12 @@ class Learner:
 
     @property
     def lr(self) -> float:
-        """The local rate now: schedule by committed frames, times the compensation."""
+        """The local rate now: schedule by committed frames, times the compensation.
+
+        It may change inside a collective that sees a death: with fewer learners the compensation is
+        another. A rule that needs the rate of the steps before must keep it. Under `hocket.attach`
+        it is the rate of the user's optimizer, the largest if its groups have several.
+        """
         return self._rate()
 
     @property

@@ -54,6 +54,10 @@ class Optimizer(ABC):
             f"optimizer.clip_norm must be above 0, not {self.clip_norm}; leave it out for none",
         )
 
+    def rate(self) -> float:
+        """Return the rate before schedule and compensation."""
+        return self.lr
+
     @property
     def natural_gradient(self) -> Preconditioning | None:
         """Return how the worker is to precondition its gradients; None: not at all."""

@@ -24,7 +24,8 @@ The runtime contract
     returns to the pool. Whoever is declared lost is fenced: its messages count no more. A broadcast
     from it raises `PeerLostError` on everybody; a message to it is dropped.
 10. A synchronous strategy issues the same effects in the same order on every rank; a learner with
-    nothing left to draw gets gradients of 0 frames and answers collectives with weight 0.
+    nothing left to draw gets gradients of 0 frames. Where a collective is weighted by frames (no
+    weight given), it contributes nothing; an explicit weight counts as it is given.
 
 All of them hold in both worlds. What a lost learner of an asynchronous strategy had drawn returns
 at once in the simulator, at the next quiet point in real processes. A strategy that cannot do

@@ -137,11 +137,11 @@ class LoopLedger(KnownByAll):
 
 
 class LoopAccount(Account):
-    """An account without a pool or a schedule: the rate is a factor on the user's own."""
+    """An account without a pool or a schedule: the rate is the user's, with the compensation."""
 
     def rate(self) -> float:
-        """Return the factor on the user's own rate."""
-        return self.compensation
+        """Return the rate that the user's optimizer has now, times the compensation."""
+        return self.experiment.optimizer.rate() * self.compensation
 
 
 class LoopContext(RankContext):

@@ -52,7 +52,7 @@ class Account:
         """Return the local learning rate now."""
         epochs_done = self.frames / self.pool.epoch_frames
         factor = self.experiment.schedule.factor(epochs_done, self.schedule_state)
-        return self.experiment.optimizer.lr * factor * ramp(self.compensation, epochs_done)
+        return self.experiment.optimizer.rate() * factor * ramp(self.compensation, epochs_done)
 
     def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
         """Record what became of drawn items."""
