@@ -13,24 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.cases import PARALLEL, Case
 from helpers import attached
 from helpers.runs import simulated
 
-from hocket import (
-    ADMM,
-    BMUF,
-    DPSGD,
-    EASGD,
-    SGD,
-    AllReduceSGD,
-    Constant,
-    DelayByOne,
-    DiLoCo,
-    KStep,
-)
+from hocket import SGD, Constant
 from hocket.runtime.net.store import Store
 
 TESTS = Path(__file__).parents[1]
+ATTACHED = [c for c in PARALLEL if not c.strategy.needs_scores]  # the others are refused
+SAME = [c for c in ATTACHED if c.strategy.synchronous and c.loop_is_run]
+OTHERS = [c for c in ATTACHED if c not in SAME]
 
 
 # ------------------------------------------------------------------ several processes
@@ -84,24 +77,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        AllReduceSGD(),
-        KStep(sync_every=3),
-        DelayByOne(),
-        DPSGD(),
-        BMUF(sync_every=3),
-        BMUF(sync_every=3, local_momentum="average", nesterov=False, warm_start_frames=384),
-        DiLoCo(sync_every=4),
-    ],
-    ids=lambda s: s.name,
-)
-def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_path: Path) -> None:
-    launch(tmp_path, 2, strategy={"name": strategy.name, **strategy.parameters()})
+def settings(case: Case) -> dict[str, Any]:
+    return {"name": case.strategy.name, **case.strategy.parameters()}
+
+
+@pytest.mark.parametrize("case", SAME, ids=lambda c: c.id)
+def test_two_processes_equal_the_simulator_on_the_same_data(case: Case, tmp_path: Path) -> None:
+    launch(tmp_path, 2, strategy=settings(case))
     twin = simulated(
         attached.task(),
-        strategy,
+        case.strategy,
         2,
         optimizer=SGD(lr=0.01, momentum=0.9),
         schedule=Constant(epochs=2, lr_compensation="none"),
@@ -111,15 +96,10 @@ def test_two_processes_equal_the_simulator_on_the_same_data(strategy: Any, tmp_p
     assert same(one, dict(twin.model))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [EASGD(), ADMM(sync_every=3), {"name": "async-easgd"}],
-    ids=["easgd", "admm", "async"],
-)
-def test_methods_with_a_centre_load_it_at_the_end(strategy: Any, tmp_path: Path) -> None:
-    """Leaving the loop makes one more exchange, so the last steps reach the centre, too."""
-    given = strategy if isinstance(strategy, dict) else {"name": strategy.name}
-    launch(tmp_path, 2, strategy=given, rate=0.05)
+@pytest.mark.parametrize("case", OTHERS, ids=lambda c: c.id)
+def test_all_load_one_model_at_the_end(case: Case, tmp_path: Path) -> None:
+    """Leaving the loop makes one more exchange, so the last steps reach a centre, too."""
+    launch(tmp_path, 2, strategy=settings(case), rate=0.05)
     one, other = models(tmp_path)
     assert same(one, other)
     assert dev_loss(one) < 0.8 * dev_loss(attached.build().state_dict())
@@ -134,7 +114,7 @@ def dev_loss(state: dict[str, torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", ["push-pull", "adpsgd"])
-def test_an_asynchronous_strategy_works_too(name: str, tmp_path: Path) -> None:
+def test_an_asynchronous_learner_may_leave_before_the_others(name: str, tmp_path: Path) -> None:
     launch(tmp_path, 2, strategy={"name": name}, steps={"1": 5})
     one, other = models(tmp_path)
     assert same(one, other)
@@ -199,9 +179,9 @@ def test_saved_and_loaded_it_goes_on_as_before(tmp_path: Path) -> None:
     assert same(models(tmp_path / "whole")[0], models(tmp_path / "rest")[0])
 
 
-@pytest.mark.parametrize("name", ["allreduce", "kstep", "delay-by-one", "dpsgd", "adpsgd"])
-def test_a_killed_learner_does_not_stop_the_others(name: str, tmp_path: Path) -> None:
-    launch(tmp_path, 3, strategy={"name": name}, faults=[{"rank": 1, "at_draw": 3}])
+@pytest.mark.parametrize("case", ATTACHED, ids=lambda c: c.id)
+def test_a_killed_learner_does_not_stop_the_others(case: Case, tmp_path: Path) -> None:
+    launch(tmp_path, 3, strategy=settings(case), faults=[{"rank": 1, "at_draw": 3}])
     went_on(tmp_path)
 
 
