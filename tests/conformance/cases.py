@@ -23,6 +23,7 @@ from hocket import (
     KStep,
     ModelAveraging,
     Sequential,
+    SlowMo,
     Strategy,
 )
 from hocket.runtime.sim.cost import Death
@@ -81,6 +82,12 @@ CASES = [
         (4,),
         one_learner_is_sgd=False,
         loop_is_run=False,
+        thorough=False,
+    ),
+    Case(
+        SlowMo(sync_every=3, slow_momentum=0.5),
+        (4,),
+        one_learner_is_sgd=False,
         thorough=False,
     ),
     Case(

@@ -25,12 +25,14 @@ from hocket import (
     KStep,
     ModelAveraging,
     Sequential,
+    SlowMo,
     Strategy,
 )
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.sim.cost import Death
 from hocket.runtime.sim.simulator import Simulator
 from hocket.strategies.periodic import BlockState, filter_block_
+from hocket.strategies.slowmo import SlowState, slow_step_
 
 LR = 0.05
 SCHEDULE = Constant(epochs=3, lr_compensation="none")
@@ -77,6 +79,14 @@ def test_diloco_is_torchs_optimizer_on_the_pseudo_gradient(outer: Any) -> None:
     settings["nesterov"] = outer == "nesterov"
     expected = twins.diloco(UNEVEN, orders(UNEVEN), 4, 3, LR, settings)
     close(run(UNEVEN, DiLoCo(sync_every=3, outer_optimizer=outer)), expected)
+
+
+@pytest.mark.parametrize(("learners", "alpha", "beta"), [(2, 1.0, 0.7), (4, 0.8, 0.4)])
+def test_slowmo(learners: int, alpha: float, beta: float) -> None:
+    strategy = SlowMo(sync_every=2, slow_lr=alpha, slow_momentum=beta)
+    num_blocks = len(list(twins.blocks(orders(UNEVEN), learners, 2)))
+    expected = twins.slowmo(UNEVEN, orders(UNEVEN), learners, 2, [LR] * num_blocks, alpha, beta)
+    close(run(UNEVEN, strategy, learners), expected)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.6])
@@ -130,6 +140,7 @@ def test_asynchronous_easgd_follows_its_twin_along_the_trace(seed: int) -> None:
     [
         BMUF(sync_every=3, block_momentum=0.0, local_momentum="keep"),
         DiLoCo(sync_every=3, outer_optimizer="sgd", outer_lr=1.0),
+        SlowMo(sync_every=3, slow_momentum=0.0, local_momentum="keep"),
         ModelAveraging(sync_every=3),
     ],
     ids=lambda s: s.name,
@@ -138,6 +149,21 @@ def test_without_outer_momentum_all_are_model_averaging_to_the_bit(same: Strateg
     optimizer = SGD(lr=LR, momentum=0.8)
     averaged = run(UNEVEN, KStep(sync_every=3), optimizer=optimizer)
     assert same_model(averaged, run(UNEVEN, same, optimizer=optimizer))
+
+
+def test_slowmo_at_a_constant_rate_is_classical_bmuf() -> None:
+    block = BMUF(sync_every=2, block_momentum=0.6, block_lr=0.8, nesterov=False)
+    slow = SlowMo(sync_every=2, slow_momentum=0.6, slow_lr=0.8)
+    close(run(UNEVEN, slow), run(UNEVEN, block).model["w"].numpy())
+
+
+def test_the_memory_of_slowmo_follows_the_rate() -> None:
+    """After the rate falls to a tenth, what is remembered moves the model by a tenth."""
+    state = SlowState(torch.zeros(1), None, torch.zeros(1), torch.zeros(1))
+    slow_step_(state, torch.tensor([-1.0]), gamma=0.1, beta=0.5, alpha=1.0)
+    assert float(state.start) == pytest.approx(-1.0)
+    slow_step_(state, state.start.clone(), gamma=0.01, beta=0.5, alpha=1.0)
+    assert float(state.start) == pytest.approx(-1.05), "BMUF would move by 0.5"
 
 
 @pytest.mark.parametrize("form", ["nesterov", "momentum"])
@@ -190,6 +216,7 @@ def test_a_constant_block_moves_the_model_by_zeta_over_one_minus_eta(nesterov: b
 def test_gains_are_those_of_the_steady_state() -> None:
     assert BMUF().gain(8) == pytest.approx(1.0)
     assert BMUF(block_momentum=0.5, block_lr=2.0).gain(8) == pytest.approx(0.5)
+    assert SlowMo(slow_momentum=0.5).gain(8) == pytest.approx(0.25)
     assert DiLoCo().gain(8) == pytest.approx(7 / 8)
     assert EASGD().gain(8) == AsyncEASGD().gain(8) == 1 / 9
     assert KStep().gain(8) == ADMM().gain(8) == 1 / 8

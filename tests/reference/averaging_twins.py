@@ -143,6 +143,25 @@ def diloco(
     return result
 
 
+def slowmo(
+    task: Quadratic,
+    orders: Orders,
+    learners: int,
+    tau: int,
+    rates: Sequence[float],
+    alpha: float,
+    beta: float,
+) -> Vector:
+    """x(t,0) at the end; `rates` has one for each block."""
+    x, u = np.zeros(DIM), np.zeros(DIM)
+    for block, gamma in zip(blocks(orders, learners, tau), rates, strict=True):
+        rules = [Momentum(0.0) for _ in range(learners)]
+        mean = weighted(task, block, walked(task, x, block, rules, gamma))
+        u = beta * u + (x - mean) / gamma
+        x = x - alpha * gamma * u
+    return x
+
+
 class Elastic:
     """One learner of EASGD: local steps, with Nesterov's momentum for EAMSGD."""
 

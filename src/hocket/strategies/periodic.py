@@ -10,6 +10,7 @@
 | kstep, averaging | start from the mean                       | keep                      |
 | bmuf             | filter the step of the mean (block momentum) | reset                  |
 | diloco           | the same, as an outer Nesterov SGD        | keep                      |
+| slowmo           | momentum in units of the gradient         | reset                     |
 
 Local momentum. *keep*: each learner goes on with its own. Heavy-ball SGD is linear in (w, v, g), so
 the mean velocity stays right, and private ones only add spread. *reset*: everybody begins the block

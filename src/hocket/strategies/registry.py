@@ -10,6 +10,7 @@ from hocket.strategies.kstep import KStep as KStep
 from hocket.strategies.adaptive_kstep import AdaptiveKStep as AdaptiveKStep
 from hocket.strategies.averaging import ModelAveraging as ModelAveraging
 from hocket.strategies.bmuf import BMUF as BMUF
+from hocket.strategies.slowmo import SlowMo as SlowMo
 from hocket.strategies.diloco import DiLoCo as DiLoCo
 from hocket.strategies.easgd import EASGD as EASGD, AsyncEASGD as AsyncEASGD
 from hocket.strategies.admm import ADMM as ADMM
