@@ -53,23 +53,21 @@ def rewind(run_dir: Path, frames: int) -> None:
     `metrics.jsonl` then reads as one run; the dropped lines go to metrics.abandoned.jsonl.
     """
     run = RunDirectory(run_dir)
-    path = run.metrics_path
-    if not path.exists():
+    if not run.metrics_path.exists():
         return
     kept: list[str] = []
     dropped: list[str] = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            row = json.loads(line)
-        except ValueError:  # cut off in the middle by a crash
+    for line, event in run.metrics_lines():
+        if event is None:  # cut off in the middle by a crash
             dropped.append(line.rstrip("\n") + "\n")
-            continue
-        later = row["event"] == "summary" or (row["frames"] or 0) > frames
-        (dropped if later else kept).append(line)
+        elif event["event"] == "summary" or (event["frames"] or 0) > frames:
+            dropped.append(line)
+        else:
+            kept.append(line)
     if dropped:
         with run.abandoned_metrics_path.open("a") as file:
             file.writelines(dropped)
-        write_atomically(path, "".join(kept))
+        write_atomically(run.metrics_path, "".join(kept))
 
 
 class Recorder:

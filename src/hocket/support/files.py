@@ -60,6 +60,30 @@ def folder_atomically(path: Path) -> Iterator[Path]:
     partial.rename(path)
 
 
+def move_folder(complete: Path, path: Path) -> None:
+    """Rename a complete folder to PATH; a folder already there is moved aside and then removed.
+
+    If this is interrupted in the middle, `put_back_replaced` makes the old folder visible again.
+    """
+    aside = path.with_name(f".{path.name}.replaced")
+    if path.exists():
+        shutil.rmtree(aside, ignore_errors=True)  # left by an interruption after the last rename
+        os.replace(path, aside)
+    os.replace(complete, path)
+    sync(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back_replaced(parent: Path) -> None:
+    """Put folders back that an interrupted `move_folder` had moved aside; remove those in vain."""
+    for aside in parent.glob(".*.replaced"):
+        path = aside.with_name(aside.name.removeprefix(".").removesuffix(".replaced"))
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            os.replace(aside, path)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, would survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
