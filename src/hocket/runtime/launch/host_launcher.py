@@ -12,6 +12,7 @@ from hocket.errors import HocketError, LearnerFailedError, StoreLostError
 from hocket.runtime.launch.hosts import Host
 from hocket.runtime.launch.launcher import Launcher
 from hocket.runtime.launch.learner_process import Place
+from hocket.runtime.net.handshake import put_token
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Head(HostLauncher):
     def open_place(self) -> Place:
         """Make the token with which learners know each other, and list those of other hosts."""
         place = super().open_place()
-        self.put_token(self.host.store)
+        put_token(self.host.store)
         for number in range(1, self.host.count):
             there = Host(number, self.host.count, self.host.store, "", 0, "")
             for rank in there.ranks(self.experiment.options.learners):

@@ -14,7 +14,6 @@ tenths of a second, not two seconds each. The launcher:
 from __future__ import annotations
 
 import multiprocessing
-import secrets
 import signal
 import threading
 import time
@@ -34,6 +33,7 @@ from hocket.experiment import Experiment
 from hocket.runtime.launch import learner_process
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.learner_process import Place
+from hocket.runtime.net.handshake import put_token
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fault
 
@@ -74,13 +74,8 @@ class Launcher:
     def open_place(self) -> Place:
         """Open the store in which learners find each other."""
         self._store = Store.serve(HOST, self.experiment.options.timeout_s)
-        self.put_token(self._store)
+        put_token(self._store)
         return Place(HOST, self._store.port)
-
-    @staticmethod
-    def put_token(store: Store) -> None:
-        """Make the secret by which learners of this run know each other."""
-        store.put("token", secrets.token_hex(16))
 
     def ranks(self) -> range:
         """Return the learners to start here."""

@@ -16,7 +16,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -246,12 +245,6 @@ class RemoteLink:
         self._kept.clear()
         with contextlib.suppress(OSError):
             self._socket.close()
-
-
-def local_name(purpose: str, token: bytes, rank: int) -> str:
-    """Return the abstract name of a learner's Unix socket; all users of the host can see it."""
-    digest = blake2b(token, digest_size=16, person=purpose.encode()).hexdigest()
-    return f"\0hocket-{purpose}-{digest}-{rank}"
 
 
 def close_after_fork(sockets: Callable[[], Iterable[socket.socket]]) -> None:

@@ -13,7 +13,6 @@ import json
 import os
 import select
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -22,21 +21,21 @@ from pathlib import Path
 from hocket.core.device import Transport
 from hocket.errors import HocketError, WaitTimeoutError
 from hocket.runtime.net import shared_memory
+from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.links import (
     Frame,
     Link,
     LocalLink,
     RemoteLink,
     close_after_fork,
-    local_name,
 )
 from hocket.runtime.net.store import Store
 
-_HELLO = struct.Struct("<q16s")  # rank, token of the run
 # What a socket says when the other end is no more.
 _ENDED = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN)
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _POLL_S = 0.5  # between two looks at the limit
+_NEARBY = "mesh", socket.SOCK_SEQPACKET  # a packet is a frame
 
 
 def host_name() -> str:
@@ -53,30 +52,27 @@ class Mesh:
     def __init__(
         self,
         store: Store,
-        rank: int,
+        handshake: Handshake,
         size: int,
         *,
         address: str,
-        token: bytes,
-        timeout_s: float,
         transport: Transport = "auto",
     ) -> None:
-        self.rank = rank
+        self.rank = rank = handshake.rank
         self.lost: set[int] = set()
         self.take: Callable[[Frame], None] = lambda frame: None
         self.sending: Callable[[], None] = lambda: None  # planned faults strike here
-        self._token = token
-        self._timeout_s = timeout_s
+        self._handshake = handshake
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, int] = {}
         self._poll = select.poll()
         self._dead: list[int] = []  # their links failed while something was sent
         close_after_fork(lambda: [link.socket for link in self._links.values()])
         host = host_name() if transport != "sockets" else f"{rank}"
-        listeners = [socket.create_server((address, 0), backlog=128)]
+        listeners = [handshake.listen(address)]
         port = listeners[0].getsockname()[1]
         if transport != "sockets" and shared_memory.AVAILABLE:
-            listeners.append(self._listen_nearby())
+            listeners.append(handshake.listen_nearby(*_NEARBY))
         store.put(f"mesh/{rank}", json.dumps([host, address, port]))
         try:
             self._meet(store, size, host, listeners)
@@ -91,15 +87,6 @@ class Mesh:
 
     # ------------------------------------------------------------------ meeting
 
-    def _name(self, rank: int) -> str:
-        return local_name("mesh", self._token, rank)
-
-    def _listen_nearby(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(self._name(self.rank))
-        listener.listen(128)
-        return listener
-
     def _meet(self, store: Store, size: int, host: str, listeners: list[socket.socket]) -> None:
         """Connect to lower ranks, be connected to by higher ones."""
         places = [json.loads(store.get(f"mesh/{r}")) for r in range(size)]
@@ -107,14 +94,15 @@ class Mesh:
         self.near = frozenset(r for r in range(size) if self.hosts[r] == host)
         for r in range(self.rank):
             self._connect(r, places[r])
-        until = time.monotonic() + self._timeout_s
+        timeout_s = self._handshake.timeout_s
+        until = time.monotonic() + timeout_s
         while len(self._links) < size - 1:
             left = until - time.monotonic()
             ready, _, _ = select.select(listeners, [], [], max(left, 0.0))
             if not ready:
                 missing = [r for r in range(size) if r != self.rank and r not in self._links]
                 raise WaitTimeoutError(
-                    f"rank {self.rank} waited {self._timeout_s:g} s for ranks {missing} to connect "
+                    f"rank {self.rank} waited {timeout_s:g} s for ranks {missing} to connect "
                     f"to {places[self.rank][1]}: are they running, and does a firewall let them in?"
                 )
             for listener in ready:
@@ -127,33 +115,15 @@ class Mesh:
 
     def _connect(self, to: int, place: list[object]) -> None:
         if to in self.near:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.settimeout(self._timeout_s)
-            connection.connect(self._name(to))
+            connection = self._handshake.call_nearby(to, *_NEARBY)
         else:
-            address = (str(place[1]), int(str(place[2])))
-            try:
-                connection = socket.create_connection(address, timeout=self._timeout_s)
-            except OSError as error:
-                raise HocketError(
-                    f"rank {self.rank} cannot reach rank {to} at {address[0]}:{address[1]} "
-                    f"({error}): has it ended, or does a firewall stand between?"
-                ) from error
-        connection.sendall(_HELLO.pack(self.rank, self._token))
+            connection = self._handshake.call(to, str(place[1]), int(str(place[2])))
         self._add(to, connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        connection.settimeout(self._timeout_s)
-        hello = b""
-        with contextlib.suppress(OSError):
-            while len(hello) < _HELLO.size and (data := connection.recv(_HELLO.size - len(hello))):
-                hello += data
-        rank, token = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-        if token != self._token:  # a stranger on our port
-            connection.close()
-            return
-        self._add(rank, connection)
+        called = self._handshake.accept(listener)
+        if called is not None:
+            self._add(*called)
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         link: Link = LocalLink(connection) if rank in self.near else RemoteLink(connection)
