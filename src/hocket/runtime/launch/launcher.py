@@ -14,11 +14,8 @@ tenths of a second, not two seconds each. The launcher:
 from __future__ import annotations
 
 import multiprocessing
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
@@ -36,6 +33,7 @@ from hocket.runtime.launch.learner_process import Place
 from hocket.runtime.net.handshake import put_token
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fault
+from hocket.support.signals import STOPPING, on_signals, signals_held_back
 
 HOST = "127.0.0.1"
 PATIENCE_S = 5.0  # between asking a process to end and ending it
@@ -64,7 +62,7 @@ class Launcher:
         """Run to the end and return the summaries of those who are left, in rank order."""
         place = self.open_place()
         try:
-            with self._signals():
+            with on_signals(self._count_interrupt):
                 self._start(place)
                 self._watch()
         finally:
@@ -101,7 +99,7 @@ class Launcher:
             ) from error
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hocket.runtime.launch.learner_process"])
-        with _signals_held_back():
+        with signals_held_back():
             self._start_all(context, place)
 
     def _start_all(self, context: ForkServerContext, place: Place) -> None:
@@ -168,10 +166,13 @@ class Launcher:
             if child.working and child.started and late and not child.silent:
                 child.fence()  # the end of its pipe will follow
 
+    def _count_interrupt(self) -> None:
+        self._interrupts += 1
+
     def _interrupted(self, count: int) -> None:
         if count > 1:
             raise KeyboardInterrupt
-        self.say("stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)")
+        self.say(STOPPING)
         self._tell_all("stop")
 
     def _tell_all(self, order: str) -> None:
@@ -302,35 +303,3 @@ class Launcher:
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join(PATIENCE_S)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Count Ctrl-C and SIGTERM instead of dying of them."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may set handlers; its owner then sees KeyboardInterrupt
-            return
-
-        def count(number: int, frame: Any) -> None:
-            self._interrupts += 1
-
-        before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait while processes are being started.
-
-    The fork server and the learners inherit the mask: a signal to the whole process group must not
-    end them while the launcher is about to ask them for a checkpoint.
-    """
-    held = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from hocket.record.rundir import RunDirectory
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.process import ProcessRuntime
+from hocket.support.signals import STOP_SIGNALS, leave_to_parent
 
 ORPHANED = 3  # exit code of a learner whose launcher has gone
 
@@ -106,8 +106,7 @@ class Control:
 
 def main(orders: Orders, pipe: Connection) -> None:
     """Run one learner; every way out tells the launcher first."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher's to handle; it closes our pipe
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent(STOP_SIGNALS)
     options = orders.experiment.options
     torch.set_num_threads(options.threads)
     control = Control(pipe, min(0.5, options.silence_s / 5))

@@ -10,7 +10,6 @@ itself.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,11 +19,11 @@ from collections.abc import Sequence
 
 from hocket.errors import require
 from hocket.runtime.net.store import Store
+from hocket.support.signals import end_program_with_parent, on_signals
 
 HOST = "127.0.0.1"
 PATIENCE_S = 5.0
 _POLL_S = 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,24 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         _start(rank, args.learners, store.port, [args.script, *args.arguments])
         for rank in range(args.learners)
     ]
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        return _watch(learners)
-    finally:
-        _end(learners)
+    with on_signals(lambda: sys.exit(128 + signal.SIGTERM), [signal.SIGTERM]):
+        try:
+            return _watch(learners)
+        finally:
+            _end(learners)
 
 
 def _start(rank: int, size: int, port: int, command: list[str]) -> subprocess.Popen[bytes]:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     env = os.environ | {key: str(value) for key, value in place.items()}
     env["HOCKET_STORE"] = f"{HOST}:{port}"
-    return subprocess.Popen([sys.executable, *command], env=env, preexec_fn=_end_with_launcher)
-
-
-def _end_with_launcher() -> None:
-    """No learner outlives its launcher, however that one ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return subprocess.Popen([sys.executable, *command], env=env, preexec_fn=end_program_with_parent)
 
 
 def _watch(learners: list[subprocess.Popen[bytes]]) -> int:
