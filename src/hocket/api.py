@@ -24,7 +24,7 @@ from hocket.record.metrics import Recorder
 from hocket.record.results import LearnerReport, Result
 from hocket.record.rundir import RunDirectory
 from hocket.runtime.launch.host_launcher import launcher_for
-from hocket.runtime.launch.hosts import Host
+from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.real.faults import Fault
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.replay import Replay
@@ -136,7 +136,7 @@ def _run_directory(
     cluster: Cluster | None,
     out: Path | None,
     resume: bool,
-    host: Host | None = None,
+    host: LearnerHost | None = None,
 ) -> Iterator[tuple[Path, Saved | None]]:
     """Open, reopen, or borrow a directory for a run; on several hosts the first one does."""
     if host is not None and out is None:
@@ -173,7 +173,7 @@ def run_real(
 ) -> Result:
     """Run an experiment in real processes; `faults` are planned by tests and benchmarks."""
     total = experiment.pool().total_frames
-    host = Host.from_environment(experiment.options.timeout_s)
+    host = LearnerHost.from_environment(experiment.options.timeout_s)
     head = host is None or host.is_head
     with (
         _run_directory(experiment, None, out, resume, host) as (path, saved),

@@ -9,7 +9,7 @@ from typing import Any
 from hocket import errors
 from hocket.core.accounts import Books, LostLearner
 from hocket.errors import HocketError, LearnerFailedError, StoreLostError
-from hocket.runtime.launch.hosts import Host
+from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.launch.launcher import Launcher
 from hocket.runtime.launch.learner_process import Place
 from hocket.runtime.net.handshake import put_token
@@ -34,7 +34,7 @@ class Remote:
 class HostLauncher(Launcher):
     """Common to both: a share of the learners, and a store that somebody else serves."""
 
-    host: Host
+    host: LearnerHost
 
     def ranks(self) -> range:
         """Return this host's share."""
@@ -57,7 +57,7 @@ class Head(HostLauncher):
         place = super().open_place()
         put_token(self.host.store)
         for number in range(1, self.host.count):
-            there = Host(number, self.host.count, self.host.store, "", 0, "")
+            there = LearnerHost(number, self.host.count, self.host.store, "", 0, "")
             for rank in there.ranks(self.experiment.options.learners):
                 self.remote[rank] = Remote(rank, number)
         return place
@@ -182,7 +182,7 @@ def _error(name: str, message: str) -> HocketError:
     return LearnerFailedError(f"{name}: {message}")
 
 
-def launcher_for(host: Host | None, **options: Any) -> Launcher:
+def launcher_for(host: LearnerHost | None, **options: Any) -> Launcher:
     """Return the launcher this host needs."""
     if host is None:
         return Launcher(**options)

@@ -28,7 +28,7 @@ _MARK = ".hosts"  # a file that shows whether all hosts see the same run directo
 
 
 @dataclass
-class Host:
+class LearnerHost:
     """This host among several."""
 
     number: int
@@ -43,7 +43,7 @@ class Host:
     _beats: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @classmethod
-    def from_environment(cls, timeout_s: float) -> Host | None:
+    def from_environment(cls, timeout_s: float) -> LearnerHost | None:
         """Return this host's place if torchrun started several of us, else None."""
         env = os.environ
         if "TORCHELASTIC_RUN_ID" not in env or int(env.get("WORLD_SIZE", "1")) < 2:

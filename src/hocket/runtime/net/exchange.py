@@ -191,7 +191,7 @@ class Exchange:
         if self._vectors is not None and effect.group is None:
             note = self._rows("Broadcast", [])[1]
             return self._vectors.broadcast(effect.x, effect.root), note
-        operation = operations.Broadcast(group.slots, effect.x, effect.root)
+        operation = operations.BroadcastVector(group.slots, effect.x, effect.root)
         value = self._hold(group, operation)
         if value is None:
             raise PeerLostError(

@@ -284,7 +284,7 @@ class Reduce(Posted):
         return _from_body(self._arrived[rank], count, torch.float32)
 
 
-class Broadcast(Posted):
+class BroadcastVector(Posted):
     """The root's vector, for everybody."""
 
     def __init__(self, slots: Slots, x: Flat, root: int) -> None:
