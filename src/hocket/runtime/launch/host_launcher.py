@@ -16,7 +16,7 @@ from hocket.runtime.net.handshake import put_token
 
 
 @dataclass
-class Remote:
+class RemoteLearner:
     """A learner of another host, as the head knows it."""
 
     rank: int
@@ -47,10 +47,10 @@ class HostLauncher(Launcher):
 
 
 @dataclass(kw_only=True)
-class Head(HostLauncher):
+class HeadLauncher(HostLauncher):
     """The first host's launcher."""
 
-    remote: dict[int, Remote] = field(default_factory=dict)
+    remote: dict[int, RemoteLearner] = field(default_factory=dict)
 
     def open_place(self) -> Place:
         """Make the token with which learners know each other, and list those of other hosts."""
@@ -59,7 +59,7 @@ class Head(HostLauncher):
         for number in range(1, self.host.count):
             there = LearnerHost(number, self.host.count, self.host.store, "", 0, "")
             for rank in there.ranks(self.experiment.options.learners):
-                self.remote[rank] = Remote(rank, number)
+                self.remote[rank] = RemoteLearner(rank, number)
         return place
 
     def at_work(self) -> bool:
@@ -92,7 +92,7 @@ class Head(HostLauncher):
         elif kind == "failed":
             raise _error(*body)
 
-    def _lost(self, remote: Remote, loss: LostLearner) -> None:
+    def _lost(self, remote: RemoteLearner, loss: LostLearner) -> None:
         remote.loss = loss
         self.note_loss(loss)
 
@@ -127,7 +127,7 @@ class Head(HostLauncher):
 
 
 @dataclass(kw_only=True)
-class Outpost(HostLauncher):
+class OtherHostLauncher(HostLauncher):
     """Another host's launcher: it hands on what its learners report."""
 
     told: set[int] = field(default_factory=set)
@@ -186,4 +186,8 @@ def launcher_for(host: LearnerHost | None, **options: Any) -> Launcher:
     """Return the launcher this host needs."""
     if host is None:
         return Launcher(**options)
-    return Head(host=host, **options) if host.is_head else Outpost(host=host, **options)
+    return (
+        HeadLauncher(host=host, **options)
+        if host.is_head
+        else OtherHostLauncher(host=host, **options)
+    )

@@ -1,6 +1,6 @@
-"""How a group of learners holds a collective, and agrees on who lives when one dies.
+"""How a group of learners runs a collective, and agrees on the survivors when one dies.
 
-The protocol alone: no sockets, no memory, no clock. `Circle.hold` is a generator that stops
+The protocol alone: no sockets, no memory, no clock. `Agreement.run` is a generator that stops
 wherever it must wait, so that tests can run it through any order of events, and deaths between any
 two of them.
 
@@ -12,9 +12,9 @@ for everybody's. Two rules make a death harmless:
 2. When a learner is lost, each survivor reports the set of the lost and the number of the last
    collective it has completed, and reports again whenever the set grows. Once all survivors report
    the same set, they have agreed on the *view*: a collective that any of them has completed counts
-   for all of them as it was; if nobody has, it is held anew among those who live.
+   for all of them as it was; if nobody has, it is rerun among the survivors.
 
-A member that is not holding a collective of the group answers a report at once: it may be waiting
+A member that is not in a collective of the group answers a report at once: it may be waiting
 for the one who asks, in another group.
 
 Frames carry the view they belong to, so what a lost learner may still send counts no more.
@@ -37,7 +37,7 @@ Ranks = tuple[int, ...]
 
 
 class Peers(Protocol):
-    """What a circle needs of the world."""
+    """What an agreement needs of the world."""
 
     rank: int
     lost: set[int]
@@ -81,8 +81,8 @@ def name_of(ranks: Ranks) -> int:
     return int.from_bytes(digest, "little")
 
 
-class Circle:
-    """One group of learners, as one of its members sees it."""
+class Agreement:
+    """The collectives of one group of learners, as one of its members sees them."""
 
     def __init__(
         self, peers: Peers, members: Ranks, agreed: Callable[[Ranks], None] = lambda lost: None
@@ -98,7 +98,7 @@ class Circle:
         self._frames: dict[tuple[int, int, int], dict[int, Frame]] = {}
         self._reports: dict[int, tuple[Ranks, int]] = {}
         self._told: dict[int, tuple[Ranks, int]] = {}
-        self._held = False
+        self._running = False
 
     @property
     def living(self) -> Ranks:
@@ -117,7 +117,9 @@ class Circle:
             self._reports[frame.source] = lost, frame.number
             for rank in lost:
                 self._peers.lose(rank)
-            if not self._held:  # answer at once: that one may be all we are waiting for elsewhere
+            if (
+                not self._running
+            ):  # answer at once: that one may be all we are waiting for elsewhere
                 news = self._known_lost(), self.completed
                 if self._told.get(frame.source) != news:  # but never answer an answer
                     self._report(news[0], [frame.source])
@@ -127,10 +129,10 @@ class Circle:
         else:
             frame.drop()
 
-    def hold(self, operation: Operation[T]) -> Generator[None, None, T]:
-        """Hold the next collective; stops wherever it must wait for something to come."""
+    def run(self, operation: Operation[T]) -> Generator[None, None, T]:
+        """Run the next collective; stops wherever it must wait for something to come."""
         number = self.completed + 1
-        self._held = True
+        self._running = True
         while True:
             if self._known_lost() != self._view:
                 yield from self._agree()
@@ -139,7 +141,7 @@ class Circle:
             if (yield from self._go_through(operation, number)):
                 break
         self.completed = number
-        self._held = False
+        self._running = False
         for place in [p for p in self._frames if p[0] <= number]:
             for frame in self._frames.pop(place).values():
                 frame.drop()

@@ -55,7 +55,7 @@ class Lease:
     given_away: bool = False
 
 
-class Parcels:
+class Handover:
     """The slots of one learner, and its views of others'."""
 
     def __init__(self, rank: int, near: frozenset[int]) -> None:

@@ -2,7 +2,7 @@
 
 Between hosts it is a TCP connection: tensors are sent from where they lie and received where they
 will stay. Within a host it is a Unix socket, and large tensors are handed over in shared memory
-(`parcels.py`): through a socket 27 MB cost sender and receiver 7 ms of processor time each.
+(`handover.py`): through a socket 27 MB cost sender and receiver 7 ms of processor time each.
 
 A message from A to B with any tag goes through one stream, so order holds per (source, destination,
 tag). A reader thread takes in whatever arrives, so a sender never waits for a receiver to ask, and
@@ -26,7 +26,7 @@ import torch
 from hocket.core.effects import Message
 from hocket.core.packing import Buffer, from_buffer, to_parts
 from hocket.errors import WaitTimeoutError
-from hocket.runtime.net.handover import Parcels
+from hocket.runtime.net.handover import Handover
 from hocket.runtime.net.handshake import Handshake, Welcome
 from hocket.runtime.net.links import (
     CLOEXEC,
@@ -88,7 +88,7 @@ class Mailbox:
         self._handshake = handshake
         self._rank = rank = handshake.rank
         self._near = near
-        self._parcels = Parcels(rank, near)
+        self._handover = Handover(rank, near)
         self._arrived = arrived
         self._lost = lost
         self._failed = failed
@@ -130,7 +130,7 @@ class Mailbox:
         handed_over: list[int] = []
 
         def put(tensor: torch.Tensor) -> list[int] | None:
-            where = self._parcels.put(tensor, to, fds)
+            where = self._handover.put(tensor, to, fds)
             handed_over.append(where[2] if where else 0)
             return where
 
@@ -146,7 +146,7 @@ class Mailbox:
             ) from error
         except OSError:  # it has gone: those who wait for it hear of that, a sender need not
             self._outgoing.pop(to).close()
-            self._parcels.lose(to)
+            self._handover.lose(to)
             return 0
         return length + sum(handed_over)
 
@@ -183,7 +183,7 @@ class Mailbox:
             self._selector.unregister(connection)
             connection.close()
             if stream.rank is not None:
-                self._parcels.lose(stream.rank)
+                self._handover.lose(stream.rank)
             if stream.rank is not None and not self._closed:
                 self._lost(stream.rank)
 
@@ -215,7 +215,7 @@ class Mailbox:
             return
         assert stream.rank is not None
         assert stream.tag is not None
-        payload = from_buffer(stream.payload, lambda where: self._parcels.take(where, stream.fds))
+        payload = from_buffer(stream.payload, lambda where: self._handover.take(where, stream.fds))
         self._arrived(Message(stream.rank, stream.tag, payload))
         stream.tag, stream.payload = None, torch.empty(0, dtype=torch.uint8)
 
@@ -229,7 +229,7 @@ class Mailbox:
             with contextlib.suppress(OSError):
                 one.close()
         self._selector.close()
-        self._parcels.close()
+        self._handover.close()
 
 
 def _receive(connection: socket.socket, num_bytes: int, fds: list[int]) -> bytes:

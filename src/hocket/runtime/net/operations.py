@@ -38,7 +38,7 @@ def stripes(size: int, parts: int) -> list[tuple[int, int]]:
     return [(min(size, i * step), min(size, (i + 1) * step)) for i in range(parts)]
 
 
-class Slots:
+class GroupMemory:
     """The memory a group of learners exchanges through: one's own segment, and views of others'."""
 
     def __init__(self, rank: int, near: frozenset[int]) -> None:
@@ -116,8 +116,8 @@ class Collective:
 
     num_phases = 2
 
-    def __init__(self, slots: Slots, kind: str, size: int, row: Sequence[float]) -> None:
-        self._slots = slots
+    def __init__(self, memory: GroupMemory, kind: str, size: int, row: Sequence[float]) -> None:
+        self._memory = memory
         self._kind = kind
         self._size = size
         self._row = [*row, *([0.0] * (ROW - len(row)))]
@@ -131,21 +131,21 @@ class Collective:
     @property
     def me(self) -> int:
         """This learner's place among the members."""
-        return self.members.index(self._slots.rank)
+        return self.members.index(self._memory.rank)
 
     def begin(self, members: Ranks) -> None:
         """Start among these members, perhaps anew."""
         if self.members:
-            self._slots.tell_again()
+            self._memory.tell_again()
         self.members = members
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
         """Post first; what follows, if anything, only says that all has been received."""
         if phase > 0:
             return b"", -1
-        places = self._place, self._slots.result_place
+        places = self._place, self._memory.result_place
         head = _POST.pack(KINDS.index(self._kind), self._size, *places, *self._row)
-        return b"".join([head, *self._data(to)]), self._slots.fd_for(to)
+        return b"".join([head, *self._data(to)]), self._memory.fd_for(to)
 
     def _data(self, to: int) -> list[Buffer]:
         """Return what goes to one member in the frame itself."""
@@ -155,13 +155,13 @@ class Collective:
         """Take in everybody's row."""
         self.rows, self._bodies = [], {}
         for rank in self.members:
-            if rank == self._slots.rank:
+            if rank == self._memory.rank:
                 self.rows.append(self._row[: self._width])
-                self._places[rank] = self._place, self._slots.result_place
+                self._places[rank] = self._place, self._memory.result_place
                 continue
             kind, size, place, result_place, *row = _POST.unpack_from(frames[rank].body)
             self._check(rank, kind, size)
-            self._slots.opened(frames[rank])
+            self._memory.opened(frames[rank])
             self.rows.append(list(row[: self._width]))
             self._places[rank] = place, result_place
             self._bodies[rank] = memoryview(frames[rank].body)[_POST.size :]
@@ -170,7 +170,7 @@ class Collective:
         """Name a learner that is out of step."""
         if (KINDS[kind], size) != (self._kind, self._size):
             raise ContractError(
-                f"rank {self._slots.rank} issued {self._kind} of {self._size} values while "
+                f"rank {self._memory.rank} issued {self._kind} of {self._size} values while "
                 f"rank {rank} issued {KINDS[kind]} of {size}: a group's collectives must come "
                 "in the same order on all members (contract rule 7)"
             )
@@ -185,27 +185,27 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
 
 
-class Posted(Collective):
+class PostedCollective(Collective):
     """A collective in which a contribution is laid out for the others to read."""
 
     def _post(self, data: torch.Tensor) -> None:
         """Put a contribution where members of this host find it."""
-        self._place = self._slots.next_place(data.numel() * data.element_size())
+        self._place = self._memory.next_place(data.numel() * data.element_size())
         if data.numel():
-            self._posted = self._slots.own(self._place, data.numel(), data.dtype)
+            self._posted = self._memory.own(self._place, data.numel(), data.dtype)
             self._posted.copy_(data.reshape(-1))
 
     def _read(
         self, rank: int, offset: int, count: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """Return some values of a member's contribution; from its frame, they are all there is."""
-        if rank in self._slots.near:
-            return self._slots.of(rank, self._places[rank][0] + offset, count, dtype)
+        if rank in self._memory.near:
+            return self._memory.of(rank, self._places[rank][0] + offset, count, dtype)
         return _from_body(self._bodies[rank], count, dtype)
 
     def answer(self) -> Any:
         """Leave the place to the collective after next."""
-        self._slots.advance()
+        self._memory.advance()
         return self._answer()
 
     def _answer(self) -> Any:
@@ -218,14 +218,20 @@ def _from_body(body: memoryview, count: int, dtype: torch.dtype) -> torch.Tensor
     return torch.frombuffer(body, dtype=dtype, count=count)
 
 
-class Reduce(Posted):
+class ReduceVectors(PostedCollective):
     """A weighted sum of everybody's vector. Weights are the first number of each row."""
 
     def __init__(
-        self, slots: Slots, kind: str, x: Flat | Parts, row: Sequence[float], *, all_near: bool
+        self,
+        memory: GroupMemory,
+        kind: str,
+        x: Flat | Parts,
+        row: Sequence[float],
+        *,
+        all_near: bool,
     ) -> None:
         size = x.size if isinstance(x, Parts) else x.numel()
-        super().__init__(slots, kind, size, row)
+        super().__init__(memory, kind, size, row)
         # Within a host the stripes lie in shared memory for all to read once all are done. Between
         # hosts they travel, so one more round says that they have arrived.
         self.num_phases = 2 if all_near else 3
@@ -235,8 +241,8 @@ class Reduce(Posted):
 
     def _post_vector(self, x: Flat | Parts) -> None:
         if isinstance(x, Parts):  # laid out where the others read it, without a copy in between
-            self._place = self._slots.next_place(self._size * 4)
-            self._posted = x.write_(self._slots.own(self._place, self._size))
+            self._place = self._memory.next_place(self._size * 4)
+            self._posted = x.write_(self._memory.own(self._place, self._size))
         else:
             self._post(x.detach())
 
@@ -246,14 +252,14 @@ class Reduce(Posted):
         self._cuts = stripes(self._size, len(members))
 
     def _data(self, to: int) -> list[Buffer]:
-        if to in self._slots.near:
+        if to in self._memory.near:
             return []
         first, last = self._cuts[self.members.index(to)]
         return [_bytes(self._posted[first:last])] if last > first else []
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
         """Send one's stripe of the sum to those who cannot read it."""
-        if phase != 1 or to in self._slots.near:
+        if phase != 1 or to in self._memory.near:
             return super().sends(phase, to)
         assert self._stripe is not None
         return (_bytes(self._stripe) if self._stripe.numel() else b""), -1
@@ -268,7 +274,7 @@ class Reduce(Posted):
 
     def _reduce(self) -> None:
         first, last = self._cuts[self.me]
-        self._stripe = self._slots.own(self._slots.result_place, last - first)
+        self._stripe = self._memory.own(self._memory.result_place, last - first)
         if last > first:
             parts = [self._read(r, first * 4, last - first) for r in self.members]
             weighted_sum(parts, shares([row[0] for row in self.rows]), out=self._stripe)
@@ -279,22 +285,22 @@ class Reduce(Posted):
         return Parts(self._size, [(a, self._stripe_of(r, b - a)) for r, a, b in cuts]), self.rows
 
     def _stripe_of(self, rank: int, count: int) -> torch.Tensor:
-        if rank in self._slots.near:
-            return self._slots.of(rank, self._places[rank][1], count, torch.float32)
+        if rank in self._memory.near:
+            return self._memory.of(rank, self._places[rank][1], count, torch.float32)
         return _from_body(self._arrived[rank], count, torch.float32)
 
 
-class BroadcastVector(Posted):
+class BroadcastVector(PostedCollective):
     """The root's vector, for everybody."""
 
-    def __init__(self, slots: Slots, x: Flat, root: int) -> None:
-        super().__init__(slots, "Broadcast", x.numel(), [])
+    def __init__(self, memory: GroupMemory, x: Flat, root: int) -> None:
+        super().__init__(memory, "Broadcast", x.numel(), [])
         self._root = root
-        if root == slots.rank:
+        if root == memory.rank:
             self._post(x.detach())
 
     def _data(self, to: int) -> list[Buffer]:
-        if self._root != self._slots.rank or to in self._slots.near:
+        if self._root != self._memory.rank or to in self._memory.near:
             return []
         return [_bytes(self._posted)]
 
@@ -304,11 +310,11 @@ class BroadcastVector(Posted):
         return self._read(self._root, 0, self._size).clone()
 
 
-class Exchanged(Posted):
+class ExchangeStripes(PostedCollective):
     """Stripe s goes to member s; the answer is everybody's stripe for me."""
 
-    def __init__(self, slots: Slots, members: Ranks, given: Sequence[torch.Tensor]) -> None:
-        super().__init__(slots, "AllToAll", sum(s.numel() for s in given), [])
+    def __init__(self, memory: GroupMemory, members: Ranks, given: Sequence[torch.Tensor]) -> None:
+        super().__init__(memory, "AllToAll", sum(s.numel() for s in given), [])
         self._all = members
         self._given = [s.detach().contiguous().cpu() for s in given]
         self._width_of = [s.numel() * s.element_size() for s in self._given]
@@ -319,33 +325,33 @@ class Exchanged(Posted):
         return sum(self._width_of[: self._all.index(rank)])
 
     def _data(self, to: int) -> list[Buffer]:
-        return [] if to in self._slots.near else [_bytes(self._given[self._all.index(to)])]
+        return [] if to in self._memory.near else [_bytes(self._given[self._all.index(to)])]
 
     def _answer(self) -> list[torch.Tensor]:
-        mine = self._given[self._all.index(self._slots.rank)]
-        offset = self._offset(self._slots.rank)
+        mine = self._given[self._all.index(self._memory.rank)]
+        offset = self._offset(self._memory.rank)
         read = [self._read(r, offset, mine.numel(), mine.dtype) for r in self.members]
         return [part.view(mine.shape).clone() for part in read]
 
 
-class GatherBytes(Posted):
+class GatherBytes(PostedCollective):
     """Everybody's bytes; small ones travel in the frame."""
 
-    def __init__(self, slots: Slots, data: bytes) -> None:
-        super().__init__(slots, "Gather", 0, [float(len(data))])
+    def __init__(self, memory: GroupMemory, data: bytes) -> None:
+        super().__init__(memory, "Gather", 0, [float(len(data))])
         self._own_data = data
         if len(data) > INLINE:
             self._post(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     def _data(self, to: int) -> list[Buffer]:
-        shared = to in self._slots.near and len(self._own_data) > INLINE
+        shared = to in self._memory.near and len(self._own_data) > INLINE
         return [] if shared else [self._own_data]
 
     def _answer(self) -> list[bytes]:
         return [self._of(r, int(row[0])) for r, row in zip(self.members, self.rows, strict=True)]
 
     def _of(self, rank: int, length: int) -> bytes:
-        if rank == self._slots.rank:
+        if rank == self._memory.rank:
             return self._own_data
         if len(self._bodies[rank]) >= length:
             return bytes(self._bodies[rank][:length])
