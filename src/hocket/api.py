@@ -172,8 +172,8 @@ def run_real(
     faults: tuple[Fault, ...] = (),
 ) -> Result:
     """Run an experiment in real processes; `faults` are planned by tests and benchmarks."""
-    total = experiment.pool().total_frames
-    host = LearnerHost.from_environment(experiment.options.timeout_s)
+    options, total = experiment.options, experiment.pool().total_frames
+    host = LearnerHost.from_environment(options.timeout_s, options.silence_s)
     head = host is None or host.is_head
     with (
         _run_directory(experiment, None, out, resume, host) as (path, saved),

@@ -147,7 +147,10 @@ def test_the_run_stops_for_a_host_that_is_cut_off_if_asked_to(
 def test_learners_are_shared_out_over_hosts() -> None:
     def ranks(learners: int, hosts: int) -> list[list[int]]:
         store: Any = None
-        return [list(LearnerHost(n, hosts, store, "", 0, "").ranks(learners)) for n in range(hosts)]
+        return [
+            list(LearnerHost(n, hosts, store, "", 0, "", 10.0).ranks(learners))
+            for n in range(hosts)
+        ]
 
     assert ranks(4, 2) == [[0, 1], [2, 3]]
     assert ranks(5, 2) == [[0, 1], [2, 3, 4]]

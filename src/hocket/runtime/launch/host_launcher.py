@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hocket import errors
@@ -42,7 +42,6 @@ class HostLauncher(Launcher):
 
     def open_place(self) -> Place:
         """Return the store of the engine that started all hosts."""
-        self.host.silence_s = self.experiment.options.silence_s
         return Place(self.host.address, self.host.port, self.host.prefix)
 
 
@@ -57,7 +56,7 @@ class HeadLauncher(HostLauncher):
         place = super().open_place()
         put_token(self.host.store)
         for number in range(1, self.host.count):
-            there = LearnerHost(number, self.host.count, self.host.store, "", 0, "")
+            there = replace(self.host, number=number)
             for rank in there.ranks(self.experiment.options.learners):
                 self.remote[rank] = RemoteLearner(rank, number)
         return place

@@ -37,13 +37,13 @@ class LearnerHost:
     address: str  # of whoever serves the store
     port: int
     prefix: str
-    silence_s: float = 10.0
+    silence_s: float  # a host that gives no sign of life for longer is lost
     _heard: int = 0
     _beaten: float = 0.0
     _beats: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @classmethod
-    def from_environment(cls, timeout_s: float) -> LearnerHost | None:
+    def from_environment(cls, timeout_s: float, silence_s: float) -> LearnerHost | None:
         """Return this host's place if torchrun started several of us, else None."""
         env = os.environ
         if "TORCHELASTIC_RUN_ID" not in env or int(env.get("WORLD_SIZE", "1")) < 2:
@@ -58,7 +58,7 @@ class LearnerHost:
             else Store.connect(address, port, timeout_s)
         )
         limited = store.prefix(prefix).limited(_STORE_LIMIT_S)
-        return cls(number, count, limited, address, port, prefix)
+        return cls(number, count, limited, address, port, prefix, silence_s)
 
     @property
     def is_head(self) -> bool:

@@ -76,7 +76,6 @@ class Exchange:
         self._lent: Grad | None = None  # the last mean gradient, still in shared memory
         self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
         self._everyone = tuple(range(size))
-        mesh.take = self._take
         self._world = self._group(None)
 
     def _group(self, members: Ranks | None) -> _Group:
@@ -110,12 +109,12 @@ class Exchange:
             except StopIteration as done:
                 answer: T = done.value
                 return answer
-            if not self._mesh.look(began + self._timeout_s):
+            if not self._mesh.look(began + self._timeout_s, self._take):
                 raise self._timed_out(group.agreement.awaits)
 
     def attend(self) -> None:
         """Look at what has come, without waiting: others may need an answer."""
-        self._mesh.look(time.monotonic())
+        self._mesh.look(time.monotonic(), self._take)
 
     def _timed_out(self, awaited: Ranks) -> WaitTimeoutError:
         who = ("rank " if len(awaited) == 1 else "ranks ") + ", ".join(map(str, awaited))
@@ -246,7 +245,7 @@ class Exchange:
 
     def close(self) -> None:
         """Let go of connections and memory."""
-        self._mesh.drain(time.monotonic() + 1.0)
+        self._mesh.drain(time.monotonic() + 1.0, self._take)
         self._mesh.close()
         for group in self._groups.values():
             group.memory.close()

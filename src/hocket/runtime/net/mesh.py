@@ -57,11 +57,11 @@ class Mesh:
         *,
         address: str,
         transport: Transport = "auto",
+        sending: Callable[[], None] = lambda: None,  # called before each frame: planned faults
     ) -> None:
         self.rank = rank = handshake.rank
         self.lost: set[int] = set()
-        self.take: Callable[[Frame], None] = lambda frame: None
-        self.sending: Callable[[], None] = lambda: None  # planned faults strike here
+        self._sending = sending
         self._handshake = handshake
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, int] = {}
@@ -137,7 +137,7 @@ class Mesh:
         """Send a frame; what a lost learner would have got is dropped."""
         if to not in self._links:
             return
-        self.sending()
+        self._sending()
         try:
             if not self._links[to].send(frame):
                 self._poll.modify(self._links[to].fileno(), select.POLLIN | select.POLLOUT)
@@ -155,8 +155,8 @@ class Mesh:
             del self._by_fd[link.fileno()]
             link.close()
 
-    def look(self, until: float) -> bool:
-        """Wait until something comes, or until a time; False if nothing has."""
+    def look(self, until: float, take: Callable[[Frame], None]) -> bool:
+        """Wait until a time or until something comes, for `take`; False if nothing has."""
         left = max(0.0, until - time.monotonic())
         came = bool(self._dead)
         for fd, events in self._poll.poll(0 if came else min(left, _POLL_S) * 1000):
@@ -167,10 +167,10 @@ class Mesh:
             if events & select.POLLOUT:
                 self._flush(rank)
             if events & ~select.POLLOUT:
-                self._read(rank)
+                self._read(rank, take)
         for rank in self._dead:
             if rank in self._links:
-                self._read(rank)
+                self._read(rank, take)
                 self.lose(rank)
         self._dead.clear()
         return came or time.monotonic() < until
@@ -183,18 +183,18 @@ class Mesh:
                 return True
         return False
 
-    def _read(self, rank: int) -> None:
+    def _read(self, rank: int, take: Callable[[Frame], None]) -> None:
         frames = self._links[rank].read()
         if frames is None:
             self.lose(rank)
             return
         for frame in frames:
             frame.source = rank  # whatever it says
-            self.take(frame)
+            take(frame)
 
-    def drain(self, until: float) -> None:
+    def drain(self, until: float, take: Callable[[Frame], None]) -> None:
         """Send what is still kept, so that closing loses nothing."""
-        while not all(map(self._flush, list(self._links))) and self.look(until):
+        while not all(map(self._flush, list(self._links))) and self.look(until, take):
             pass
 
     def close(self) -> None:

@@ -31,8 +31,14 @@ def connect(
     """Connect to all others; a failure of the mailbox later goes to `failed`."""
     options = experiment.options
     handshake = Handshake.from_store(store, rank, options.timeout_s)
-    mesh = Mesh(store, handshake, options.learners, address=address, transport=options.transport)
-    mesh.sending = fate.sending
+    mesh = Mesh(
+        store,
+        handshake,
+        options.learners,
+        address=address,
+        transport=options.transport,
+        sending=fate.sending,
+    )
     if messages_come(experiment):
         make = partial(Mailbox, store, handshake, address, size=options.learners, near=mesh.near)
         messages.open(make, failed)
