@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ def usual() -> Iterator[None]:
 
 
 def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)  # to this thread; of a process, any thread may get it
 
 
 def test_each_signal_is_reacted_to_and_handlers_are_given_back() -> None:

@@ -82,10 +82,10 @@ def interrupted_once() -> Iterator[None]:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait while processes are being started.
+    """Let Ctrl-C and SIGTERM wait, in this thread, while processes are being started.
 
-    The new processes inherit this: a signal to the whole group must not end them before they can
-    say themselves that they leave signals to their parent.
+    The new processes inherit this: a signal to the whole group must not end them before they have
+    called `leave_to_parent`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
