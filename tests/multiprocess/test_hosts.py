@@ -155,5 +155,5 @@ def test_learners_are_shared_out_over_hosts() -> None:
     assert ranks(4, 2) == [[0, 1], [2, 3]]
     assert ranks(5, 2) == [[0, 1], [2, 3, 4]]
     assert [rank for host in ranks(7, 3) for rank in host] == list(range(7))
-    with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be shared out over 2 hosts"):
+    with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be divided among 2 hosts"):
         ranks(1, 2)

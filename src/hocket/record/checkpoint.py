@@ -7,7 +7,7 @@
         ...
 
 Everything is written into a hidden directory beside it, which is renamed when complete: a
-checkpoint is there as a whole or not at all.
+checkpoint is either complete or not there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Saved:
 
     @property
     def ranks(self) -> list[int]:
-        """Who took part."""
+        """The ranks that took part."""
         return list(self.run["ranks"])
 
     def part(self, rank: int, template: Any, on: torch.device | None = None) -> Any:
@@ -81,7 +81,7 @@ class Checkpoints:
         """Write the common part and make the checkpoint visible."""
         staging, final = self._staging(frames), self.dir / f"{frames:012d}"
         if final.exists() and not staging.exists():
-            return final  # by a learner that died just afterwards
+            return final  # written by a learner that died just afterwards
         _save_tensors(staging / "model.safetensors", model)
         write_durably(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
         move_folder(staging, final)  # one is there if a run resumed and stopped at once

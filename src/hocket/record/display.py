@@ -14,7 +14,7 @@ class Display(Protocol):
     """Shows events as they come."""
 
     def __enter__(self) -> Display:
-        """Begin."""
+        """Begin to show."""
         ...
 
     def __exit__(
@@ -23,7 +23,7 @@ class Display(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End."""
+        """Stop showing, also after an error."""
         ...
 
     def show(self, event: dict[str, Any]) -> None:
@@ -31,7 +31,7 @@ class Display(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the bar."""
+        """Print a line, above the bar if there is one."""
         ...
 
 
@@ -45,10 +45,10 @@ class SilentDisplay:
         return None
 
     def show(self, event: dict[str, Any]) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def say(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class LineDisplay:
@@ -87,7 +87,7 @@ class LineDisplay:
             )
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line to standard error."""
         print_line(text)
 
 
@@ -110,7 +110,7 @@ class BarDisplay:
         self._bar.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        """Move the bar."""
+        """Move the bar, and renew the figures beside it."""
         self._speed.see(event)
         if event["event"] == "note":
             self.say(event["text"])

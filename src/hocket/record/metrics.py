@@ -1,6 +1,6 @@
 """Events of a run: written to `metrics.jsonl` and TensorBoard, and shown to the user.
 
-The schema of `metrics.jsonl` is described in docs/metrics.md and held by a test.
+The schema of `metrics.jsonl` is described in docs/metrics.md and checked by a test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAD = ("event", "time_s", "clock", "frames", "epoch", "rank")
 
 
 class MetricsFile:
-    """Appends one JSON object a line; each line is on disk when the call returns."""
+    """Appends one JSON object a line; each line is in the file when the call returns."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
@@ -32,12 +32,12 @@ class MetricsFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; all lines are on disk already."""
         self._file.close()
 
 
 def _finite(value: Any) -> Any:
-    """Replace what JSON has no word for by null."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -71,7 +71,7 @@ def rewind(run_dir: Path, frames: int) -> None:
 
 
 class Recorder:
-    """Sends every event to the metrics file, to TensorBoard, and to whoever shows progress."""
+    """Sends every event to the metrics file, to TensorBoard, and to the display."""
 
     def __init__(
         self, run_dir: Path | None, *, tensorboard: bool, show: Callable[[dict[str, Any]], None]
@@ -84,7 +84,7 @@ class Recorder:
         self._show = show
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Take one event; `progress` is only shown."""
+        """Record and show one event; a `progress` event is only shown."""
         self._show(event)
         if event["event"] == "progress":
             return

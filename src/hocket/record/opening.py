@@ -30,7 +30,7 @@ FREE_ON_RESUME = {
 
 
 def create(path: Path, record: dict[str, Any]) -> None:
-    """Make a new run directory; a run that has got anywhere is never overwritten."""
+    """Make a new run directory; a run that has a checkpoint is never overwritten."""
     run = RunDirectory(path)
     if run.checkpoints():
         raise ConfigError(
@@ -51,7 +51,7 @@ def create(path: Path, record: dict[str, Any]) -> None:
 
 
 def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
-    """Open a run to go on with it, and refuse what would make it another run."""
+    """Open a run to continue it, and refuse changes that would make it another run."""
     run = RunDirectory(path)
     before = run.config()
     if ("cluster" in before) != ("cluster" in record):

@@ -1,6 +1,6 @@
-"""Files and folders that are there in full or not at all, whenever a program is interrupted.
+"""Files and folders that are complete or not there, whenever a program is interrupted.
 
-What is written goes under another name first, beside the final one, and is renamed when complete.
+They are written under another name, beside the final one, and renamed when complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yield where to write; it takes PATH's place when all is written, else nothing is left of it.
+    """Yield where to write; renamed to PATH when all is written, removed if that fails.
 
     The name keeps its ending, because some libraries choose the format by it or append their own.
 
@@ -75,7 +75,7 @@ def move_folder(complete: Path, path: Path) -> None:
 
 
 def put_back_replaced(parent: Path) -> None:
-    """Put folders back that an interrupted `move_folder` had moved aside; remove those in vain."""
+    """Put folders back that an interrupted `move_folder` moved aside, unless they were replaced."""
     for aside in parent.glob(".*.replaced"):
         path = aside.with_name(aside.name.removeprefix(".").removesuffix(".replaced"))
         if path.exists():

@@ -23,7 +23,7 @@ from hocket.support.signals import end_with_parent, interrupted_once, leave_to_p
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Loaded once by the server that processes are forked from; what is not installed is passed over.
+# Loaded once by the server that processes are forked from; what is not installed is left out.
 PRELOAD = [
     "hocket.runtime.launch.learner_process",
     "hocket.speech.gmm.alignment",
@@ -45,8 +45,8 @@ def ordered_map(
 ) -> Iterator[R]:
     """Yield `function(piece)` for each piece, in order.
 
-    With `fresh` every piece has a process of its own, for libraries with state that cannot be
-    reset. One job without `fresh` runs here, without a process.
+    With `fresh` each piece gets a new process, for libraries with state that cannot be reset.
+    One job without `fresh` runs here, without a process.
     """
     if jobs <= 1 and not fresh:
         yield from map(partial(_alone, function), pieces)
@@ -84,7 +84,7 @@ def _begin_worker() -> None:
 
 
 def _end_workers(pool: ProcessPoolExecutor) -> None:
-    """End workers that nobody waits for any more; asked politely they would finish their piece."""
+    """End workers whose results are no longer needed, without waiting for their pieces."""
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.terminate()
 

@@ -1,4 +1,4 @@
-"""The launchers of a run on several hosts: the head, which keeps the record, and its outposts."""
+"""The launchers of a run on several hosts: the head keeps the record, the others report to it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class RemoteLearner:
 
 @dataclass(kw_only=True)
 class HostLauncher(Launcher):
-    """Common to both: a share of the learners, and a store that somebody else serves."""
+    """What both have in common: some of the learners, and a store that torchrun serves."""
 
     host: LearnerHost
 
     def ranks(self) -> range:
-        """Return this host's share."""
+        """Return the learners of this host."""
         return self.host.ranks(self.experiment.options.learners)
 
     def open_place(self) -> Place:
-        """Return the store of the engine that started all hosts."""
+        """Return the store of torchrun, which has started all hosts."""
         return Place(self.host.address, self.host.port, self.host.prefix)
 
 
@@ -52,7 +52,7 @@ class HeadLauncher(HostLauncher):
     remote: dict[int, RemoteLearner] = field(default_factory=dict)
 
     def open_place(self) -> Place:
-        """Make the token with which learners know each other, and list those of other hosts."""
+        """Make the secret of the run, and list the learners of other hosts."""
         place = super().open_place()
         put_token(self.host.store)
         for number in range(1, self.host.count):
@@ -66,7 +66,7 @@ class HeadLauncher(HostLauncher):
         return super().at_work() or any(r.working for r in self.remote.values())
 
     def look_around(self) -> None:
-        """Hear what other hosts report; learners of a host that is silent are lost."""
+        """Read what other hosts report; the learners of a silent host are lost."""
         self.host.beat()
         for kind, rank, body in self.host.hear():
             self._heard(kind, rank, body)
@@ -103,17 +103,17 @@ class HeadLauncher(HostLauncher):
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
-        """What those who are left report, of all hosts."""
+        """What the survivors of all hosts report."""
         remote = [r.summary for r in self.remote.values() if r.summary is not None]
         return sorted(super().summaries + remote, key=lambda s: int(s["rank"]))
 
     @property
     def losses(self) -> list[LostLearner]:
-        """Who was lost, of all hosts."""
+        """The lost learners of all hosts."""
         return super().losses + [r.loss for r in self.remote.values() if r.loss is not None]
 
     def run(self) -> list[dict[str, Any]]:
-        """Run to the end, and tell the other hosts how it ended."""
+        """Run to the end, and tell the other hosts how the run ended."""
         try:
             summaries = super().run()
         except BaseException as error:
@@ -127,13 +127,13 @@ class HeadLauncher(HostLauncher):
 
 @dataclass(kw_only=True)
 class OtherHostLauncher(HostLauncher):
-    """Another host's launcher: it hands on what its learners report."""
+    """The launcher of another host: it passes on what its learners report."""
 
     told: set[int] = field(default_factory=set)
     all_losses: list[LostLearner] = field(default_factory=list)
 
     def look_around(self) -> None:
-        """Hand finished learners' summaries on, and end with the head."""
+        """Pass on the summaries of finished learners; end if the head has ended."""
         self.host.check_head()
         for child in self.children:
             if child.summary is not None and child.rank not in self.told:
@@ -142,24 +142,24 @@ class OtherHostLauncher(HostLauncher):
                 self.host.tell("done", child.rank, body)
 
     def note_event(self, event: dict[str, Any]) -> None:
-        """Hand an event on."""
+        """Pass an event on to the head."""
         self.host.tell("event", None, event)
 
     def note_loss(self, loss: LostLearner) -> None:
-        """Hand a loss on."""
+        """Pass a loss on to the head."""
         self.host.tell("lost", loss.rank, asdict(loss))
 
     def anybody_left(self) -> bool:
-        """Only the head can know."""
+        """True, because only the head can know better."""
         return True
 
     def run(self) -> list[dict[str, Any]]:
-        """Run this host's learners to the end, then hear how the whole run ended."""
+        """Run the learners of this host to the end, then wait for the end of the whole run."""
         try:
             super().run()
             self.look_around()
         except BaseException as error:
-            with suppress(StoreLostError):  # it may be just that
+            with suppress(StoreLostError):  # that may be the error itself
                 self.host.tell("failed", None, [type(error).__name__, str(error)])
             raise
         outcome = self.host.outcome()
@@ -170,7 +170,7 @@ class OtherHostLauncher(HostLauncher):
 
     @property
     def losses(self) -> list[LostLearner]:
-        """Who was lost, of all hosts, once that is known."""
+        """The lost learners of all hosts; before the end, those of this host."""
         return self.all_losses or super().losses
 
 
@@ -182,7 +182,7 @@ def _error(name: str, message: str) -> HocketError:
 
 
 def launcher_for(host: LearnerHost | None, **options: Any) -> Launcher:
-    """Return the launcher this host needs."""
+    """Return the launcher for this host; without a host, that of a run on one host."""
     if host is None:
         return Launcher(**options)
     return (

@@ -1,10 +1,10 @@
-"""Starts a script on several learners of this host, and leaves survivors alone.
+"""Starts a script on several learners of this host; when one dies, the others go on.
 
     python -m hocket.launch --learners 4 train.py --my-option 3
 
 For scripts that use `hocket.attach`. torchrun works too, but it ends all processes when one dies;
-this launcher names the one that died and lets the others finish. It ends them all when it is ended
-itself.
+this launcher says which one died and lets the others finish. When the launcher is ended, it ends
+them all.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _start(rank: int, size: int, port: int, command: list[str]) -> subprocess.Po
 
 
 def _watch(learners: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; a learner that was killed is lost, one that failed is an error."""
+    """Wait for all, and return the exit code: a lost learner is no error, a failed one is."""
     running = dict(enumerate(learners))
     lost, failed = 0, 0
     while running:

@@ -1,8 +1,8 @@
 """A real learner's end of every collective: blocking calls, one group at a time.
 
-With every collective a few numbers travel first: which one it is and how large (to name a learner
-that is out of step), everybody's weight, and what rides along. Shares are therefore exact before
-anything is added up.
+Every collective begins with a few numbers from each learner: which collective it is and how large
+(to name a learner that is out of step), its weight, and what is piggybacked. So the shares are
+known exactly before anything is added up.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Piggyback:
-    """What this learner sends along with a collective of all."""
+    """What a learner piggybacks on a collective of all learners."""
 
     tally: Tally
     stop: bool
 
     def row(self) -> list[float]:
-        """Return it as numbers."""
+        """Return it as the numbers that travel."""
         return [self.tally.loss_sum, float(self.tally.frames), self.tally.correct, float(self.stop)]
 
 
@@ -71,7 +71,7 @@ class Exchange:
         self._rank = mesh.rank
         self._timeout_s = timeout_s
         self._agreed = agreed
-        self._vectors = vectors  # None: through shared memory and our own sockets
+        self._vectors = vectors  # None: vectors go through shared memory and our own sockets
         self._groups: dict[Ranks, _Group] = {}
         self._lent: Grad | None = None  # the last mean gradient, still in shared memory
         self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
@@ -93,7 +93,7 @@ class Exchange:
         return self._groups[ranks]
 
     def _take(self, frame: Frame) -> None:
-        for group in list(self._groups.values()):  # the loop may open another meanwhile
+        for group in list(self._groups.values()):  # the loop may open another group meanwhile
             if group.agreement.name == frame.group:
                 group.agreement.take(frame)
                 return
@@ -113,7 +113,7 @@ class Exchange:
                 raise self._timed_out(group.agreement.awaits)
 
     def attend(self) -> None:
-        """Look at what has come, without waiting: others may need an answer."""
+        """Look at what has come, without waiting: other learners may need an answer."""
         self._mesh.look(time.monotonic(), self._take)
 
     def _timed_out(self, awaited: Ranks) -> WaitTimeoutError:
@@ -125,7 +125,7 @@ class Exchange:
     def all_reduce(
         self, effect: AllReduce, weight: float, piggyback: Piggyback = NOTHING
     ) -> tuple[Mean, Note]:
-        """Return the weighted mean, and what rode along."""
+        """Return the weighted mean, and what was piggybacked."""
         value, rows, members = self._reduce(
             effect.group, "AllReduce", effect.x, [weight, *piggyback.row()]
         )
@@ -137,10 +137,10 @@ class Exchange:
     def mean_gradient(
         self, grad: Grad, piggyback: Piggyback = NOTHING, *, lend: bool = False
     ) -> tuple[Grad, Note]:
-        """Return the frame-weighted mean gradient, and what rode along.
+        """Return the frame-weighted mean gradient, and what was piggybacked.
 
-        Lent, it stays in shared memory until `take_back`, which must come before the next
-        collective: only a learner that does one thing at a time can promise that.
+        With `lend` it stays in shared memory until `take_back`. That must come before the next
+        collective, so only a learner that does one thing at a time may borrow it.
         """
         row = [float(grad.frames), *piggyback.row()]
         own = grad.whole if isinstance(grad.whole, Parts) else grad.vector
@@ -175,7 +175,7 @@ class Exchange:
         return Parts(total.numel(), [(0, total)]), rows, operation.members
 
     def take_back(self) -> None:
-        """End the loan of the last mean gradient: others will write to what it looks at."""
+        """End the loan of the last mean gradient, before others overwrite its memory."""
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
@@ -199,16 +199,16 @@ class Exchange:
         return value.to(effect.x.device), _present(operation)
 
     def first_model(self, mine: Flat) -> Flat:
-        """Return the model all begin with: that of the first who lives."""
+        """Return the model that all begin with: that of the first survivor."""
         root = 0
         while True:
             try:
                 return self.broadcast(Broadcast(mine, root))[0]
-            except PeerLostError:  # for everybody alike
+            except PeerLostError:  # all learners see this alike, and go on to the next
                 root += 1
 
     def all_to_all(self, effect: AllToAll) -> tuple[list[torch.Tensor], Note]:
-        """Return everybody's stripe for me."""
+        """Return the stripes that the members have for this learner, in rank order."""
         group = self._group(effect.group)
         operation = operations.ExchangeStripes(
             group.memory, group.agreement.members, effect.stripes
@@ -217,19 +217,19 @@ class Exchange:
         return value, _present(operation)
 
     def scores(self, tally: Tally) -> tuple[Scores, Note]:
-        """Add up everybody's slice of an evaluation."""
+        """Add up the slices of an evaluation."""
         sums = [tally.loss_sum, float(tally.frames), tally.correct]
         rows, note = self._rows("Evaluate", sums)
         return reductions.scores([Tally(r[0], int(r[1]), r[2]) for r in rows]), note
 
     def gather(self, value: Any) -> tuple[list[Any], Note]:
-        """Return everybody's value, in rank order."""
+        """Return the values of all learners, in rank order."""
         operation = operations.GatherBytes(self._world.memory, to_bytes(value))
         gathered = self._run(self._world, operation)
         return [from_bytes(data) for data in gathered], _present(operation)
 
     def wait(self) -> tuple[None, Note]:
-        """Wait for everybody."""
+        """Wait until all learners have come here."""
         return None, self._rows("Wait", [])[1]
 
     def _rows(self, kind: str, values: list[float]) -> tuple[list[list[float]], Note]:
@@ -239,12 +239,12 @@ class Exchange:
     # ------------------------------------------------------------------ what it costs, and the end
 
     def reduced_bytes(self, num_bytes: int, members: Ranks | None = None) -> int:
-        """What a learner sends: every stripe but its own, then its own to everybody."""
+        """Return what a learner sends: every stripe but its own, then its own to all others."""
         size = len(self._group(members).agreement.living)
         return 2 * num_bytes * (size - 1) // size
 
     def close(self) -> None:
-        """Let go of connections and memory."""
+        """Close the connections and give the memory back."""
         self._mesh.drain(time.monotonic() + 1.0, self._take)
         self._mesh.close()
         for group in self._groups.values():

@@ -1,12 +1,12 @@
 """Messages between learners: one connection per pair and direction.
 
-Between hosts it is a TCP connection: tensors are sent from where they lie and received where they
+Between hosts it is a TCP connection: tensors are sent from where they are, and received where they
 will stay. Within a host it is a Unix socket, and large tensors are handed over in shared memory
 (`handover.py`): through a socket 27 MB cost sender and receiver 7 ms of processor time each.
 
 A message from A to B with any tag goes through one stream, so order holds per (source, destination,
 tag). A reader thread takes in whatever arrives, so a sender never waits for a receiver to ask, and
-an end-of-file tells at once that a peer is gone.
+an end-of-file says at once that a peer has gone.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _HEAD = struct.Struct("<qq")  # length of the tag, length of the payload
 _CHUNK = 1 << 20
 _BUFFER_BYTES = 1 << 22  # of a socket: sender and receiver then work at the same time
 _NEARBY = "mail", socket.SOCK_STREAM
-_MAX_PARTS = 64  # of one sendmsg
+_MAX_PARTS = 64  # of one call of sendmsg
 _MAX_FDS = 64  # that come with one message
 
 
 @dataclass
 class _Stream:
-    """What one incoming connection is in the middle of, and who is at its other end."""
+    """How far one incoming connection has been read, and who is at its other end."""
 
     welcome: Welcome
     rank: int | None = None  # None until it has greeted us
@@ -105,7 +105,7 @@ class Mailbox:
         store.put(f"mailbox/{rank}", f"{address}:{port}")
         self._thread = threading.Thread(target=self._read_all, name="mailbox", daemon=True)
         self._thread.start()
-        # To everybody, at once: whoever waits for a message must see its sender die.
+        # To all others, at once: a learner that waits for a message must see the sender die.
         self._outgoing = {to: self._connect(store, to) for to in range(size) if to != rank}
         close_after_fork(lambda: [*self._outgoing.values(), *self._incoming])
 
@@ -141,10 +141,10 @@ class Mailbox:
         except TimeoutError as error:
             raise WaitTimeoutError(
                 f"rank {self._rank} waited {self._handshake.timeout_s:g} s in send(to={to}, "
-                f"tag={tag!r}): rank {to} takes nothing in; it is stuck or frozen, or raise "
-                "runtime.timeout_s"
+                f"tag={tag!r}): rank {to} reads nothing; it is stuck or frozen, or "
+                "slow: then raise runtime.timeout_s"
             ) from error
-        except OSError:  # it has gone: those who wait for it hear of that, a sender need not
+        except OSError:  # it has gone: a receive from it fails, a send to it is dropped
             self._outgoing.pop(to).close()
             self._handover.lose(to)
             return 0
@@ -161,7 +161,7 @@ class Mailbox:
                     elif key.fileobj is not self._wake_r:
                         assert isinstance(key.fileobj, socket.socket)
                         self._read(key.fileobj, key.data)
-        except Exception as error:  # else the receiver would wait in vain
+        except Exception as error:  # else a receive would wait for ever
             if not self._closed:
                 self._failed(error)
 
@@ -188,7 +188,7 @@ class Mailbox:
                 self._lost(stream.rank)
 
     def _read_some(self, connection: socket.socket, stream: _Stream) -> bool:
-        """Take in what is there; False at the end, OSError if it is a stranger."""
+        """Read what is there; False at the end of the stream, OSError if it is a stranger's."""
         if stream.rank is None:
             stream.hear_greeting()
             return True
@@ -243,7 +243,7 @@ def _receive(connection: socket.socket, num_bytes: int, fds: list[int]) -> bytes
 
 
 def _send_all(connection: socket.socket, parts: list[Buffer], fds: list[int]) -> None:
-    """Send all parts, as few calls as they take; descriptors go with the first."""
+    """Send all parts in as few calls as possible; descriptors go with the first."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     while left:

@@ -1,8 +1,8 @@
 """The connections of one learner to all others: how collectives travel, and how a death is seen.
 
-Learners of one host meet at Unix sockets in the abstract namespace (they have no file, so none is
-left behind) and hand each other the descriptors of their segments; others meet over TCP. Who is on
-which host is found out here, not configured.
+Learners of one host connect through Unix sockets in the abstract namespace (these have no file, so
+none is left behind) and hand each other the descriptors of their segments. Others connect over TCP.
+Who is on which host is found out here; it is not configured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hocket.runtime.net.links import (
 )
 from hocket.runtime.net.store import Store
 
-# What a socket says when the other end is no more.
+# What a socket says when the process at the other end has gone.
 _ENDED = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN)
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _POLL_S = 0.5  # between two looks at the limit
@@ -39,7 +39,7 @@ _NEARBY = "mesh", socket.SOCK_SEQPACKET  # a packet is a frame
 
 
 def host_name() -> str:
-    """Return what two learners have in common exactly if they can share memory and Unix sockets."""
+    """Return a name that two learners share if, and only if, they can share memory."""
     if not shared_memory.AVAILABLE or sys.platform != "linux":
         return f"{socket.gethostname()}/{os.getpid()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -88,7 +88,7 @@ class Mesh:
     # ------------------------------------------------------------------ meeting
 
     def _meet(self, store: Store, size: int, host: str, listeners: list[socket.socket]) -> None:
-        """Connect to lower ranks, be connected to by higher ones."""
+        """Connect to lower ranks, and accept the connections of higher ones."""
         places = [json.loads(store.get(f"mesh/{r}")) for r in range(size)]
         self.hosts = tuple(place[0] for place in places)
         self.near = frozenset(r for r in range(size) if self.hosts[r] == host)
@@ -110,7 +110,7 @@ class Mesh:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """How many hosts the learners are on."""
         return len(set(self.hosts))
 
     def _connect(self, to: int, place: list[object]) -> None:
@@ -134,7 +134,7 @@ class Mesh:
     # ------------------------------------------------------------------ talking
 
     def send(self, to: int, frame: Frame) -> None:
-        """Send a frame; what a lost learner would have got is dropped."""
+        """Send a frame; one to a lost learner is dropped."""
         if to not in self._links:
             return
         self._sending()
@@ -143,11 +143,11 @@ class Mesh:
                 self._poll.modify(self._links[to].fileno(), select.POLLIN | select.POLLOUT)
         except OSError as error:
             if error.errno not in (*_ENDED, *_UNREACHABLE):
-                raise  # our own trouble (no descriptors left), not its death
-            self._dead.append(to)  # seen in the next look, after what it had sent before it died
+                raise  # an error of this process (no descriptors left), not a death of the other
+            self._dead.append(to)  # handled in the next look, after what it sent before it died
 
     def lose(self, rank: int) -> None:
-        """Take note that a learner is lost, and hear no more of it."""
+        """Note that a learner is lost, and close its link."""
         self.lost.add(rank)
         link = self._links.pop(rank, None)
         if link is not None:
@@ -162,7 +162,7 @@ class Mesh:
         for fd, events in self._poll.poll(0 if came else min(left, _POLL_S) * 1000):
             came = True
             if fd not in self._by_fd:
-                continue  # lost while this list was gone through
+                continue  # lost since poll returned
             rank = self._by_fd[fd]
             if events & select.POLLOUT:
                 self._flush(rank)
@@ -177,7 +177,7 @@ class Mesh:
 
     def _flush(self, rank: int) -> bool:
         link = self._links[rank]
-        with contextlib.suppress(OSError):  # reading will show the end
+        with contextlib.suppress(OSError):  # the next read shows the end
             if link.flush():
                 self._poll.modify(link.fileno(), select.POLLIN)
                 return True
@@ -189,11 +189,11 @@ class Mesh:
             self.lose(rank)
             return
         for frame in frames:
-            frame.source = rank  # whatever it says
+            frame.source = rank  # whatever the frame says
             take(frame)
 
     def drain(self, until: float, take: Callable[[Frame], None]) -> None:
-        """Send what is still kept, so that closing loses nothing."""
+        """Send what still waits to be sent, so that closing loses nothing."""
         while not all(map(self._flush, list(self._links))) and self.look(until, take):
             pass
 

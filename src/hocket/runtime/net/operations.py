@@ -1,11 +1,11 @@
 """What each collective does in its phases, through shared memory or through sockets.
 
-A member's contribution lies in its own segment for members of the same host, and travels in the
-frame to the others. A reduction is shared out: each member reduces its own stripe, in rank order,
-so that a sum is the same to the bit wherever it is made, and as fast as a ring.
+Members of the same host read a member's contribution in its segment; to other hosts it travels in
+the frame. The work of a reduction is divided: each member reduces one stripe, in rank order. So a
+sum is the same bit for bit on any member, and as fast as in a ring.
 
 Contributions alternate between two places. The place of collective n is written again for n+2, and
-by then everybody has posted n+1, so nobody still reads n.
+by then all members have posted n+1, so none still reads n.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.runtime.net.links import MAX_LOCAL_BODY, Frame
 from hocket.runtime.net.shared_memory import Segment
 
 KINDS = ("AllReduce", "MeanGradient", "Broadcast", "AllToAll", "Evaluate", "Gather", "Wait")
-ROW = 6  # numbers that ride along with every collective
+ROW = 6  # numbers that each member sends with every collective
 _POST = struct.Struct("<qqqq" + "d" * ROW)  # kind, size, places of data and result; the row
 _ALIGN = 64  # bytes: stripes begin at cache lines
 INLINE = MAX_LOCAL_BODY - _POST.size  # what fits into a frame within a host
@@ -39,19 +39,19 @@ def stripes(size: int, parts: int) -> list[tuple[int, int]]:
 
 
 class GroupMemory:
-    """The memory a group of learners exchanges through: one's own segment, and views of others'."""
+    """The memory a group exchanges vectors through: this learner's segment, views of others'."""
 
     def __init__(self, rank: int, near: frozenset[int]) -> None:
         self.rank = rank
         self.near = near
         self._own: Segment | None = None
-        self._capacity = 0  # bytes of one of three places: two for contributions, one for results
+        self._capacity = 0  # bytes of each of three places: two for contributions, one for results
         self._others: dict[int, Segment] = {}
-        self._told: set[int] = set()  # who has the descriptor of the present segment
+        self._told: set[int] = set()  # who has the descriptor of the current segment
         self._turn = 0
 
     def next_place(self, num_bytes: int) -> int:
-        """Return where the next contribution goes; a larger segment is made if need be."""
+        """Return where the next contribution goes; a larger segment is made if it does not fit."""
         if num_bytes > self._capacity:
             if self._own is not None:
                 self._own.close()
@@ -61,21 +61,21 @@ class GroupMemory:
         return (1 - self._turn) * self._capacity
 
     def advance(self) -> None:
-        """Take the other place for what comes next."""
+        """Use the other place for the next contribution."""
         self._turn = 1 - self._turn
 
     @property
     def result_place(self) -> int:
-        """Where one's own stripe of a result goes."""
+        """Where this learner's stripe of a result goes."""
         return 2 * self._capacity
 
     def own(self, place: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a view of one's own memory."""
+        """Return a view of this learner's own segment."""
         assert self._own is not None
         return self._own.values(place, count, dtype)
 
     def of(self, rank: int, place: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a view of anybody's memory on this host."""
+        """Return a view of the segment of any member on this host."""
         segment = self._own if rank == self.rank else self._others[rank]
         assert segment is not None
         return segment.values(place, count, dtype)
@@ -88,7 +88,7 @@ class GroupMemory:
         return self._own.fd
 
     def tell_again(self) -> None:
-        """Let everybody have the descriptor once more: what was sent before may not count."""
+        """Send all members the descriptor again: what was sent before may have been ignored."""
         self._told.clear()
 
     def opened(self, frame: Frame) -> None:
@@ -99,12 +99,12 @@ class GroupMemory:
             frame.fd = -1
 
     def forget(self, rank: int) -> None:
-        """Let go of a member's memory."""
+        """Close the segment of a member."""
         if rank in self._others:
             self._others.pop(rank).close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all segments."""
         for rank in list(self._others):
             self.forget(rank)
         if self._own is not None:
@@ -112,7 +112,7 @@ class GroupMemory:
 
 
 class Collective:
-    """Common to all: a row of numbers from everybody, and a check that all do the same."""
+    """The base: a row of numbers from each member, and a check that all do the same."""
 
     num_phases = 2
 
@@ -130,17 +130,17 @@ class Collective:
 
     @property
     def me(self) -> int:
-        """This learner's place among the members."""
+        """The index of this learner among the members."""
         return self.members.index(self._memory.rank)
 
     def begin(self, members: Ranks) -> None:
-        """Start among these members, perhaps anew."""
+        """Start, or start again, among these members."""
         if self.members:
             self._memory.tell_again()
         self.members = members
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
-        """Post first; what follows, if anything, only says that all has been received."""
+        """Send the row and the data in phase 0; later phases say that all has been received."""
         if phase > 0:
             return b"", -1
         places = self._place, self._memory.result_place
@@ -148,11 +148,11 @@ class Collective:
         return b"".join([head, *self._data(to)]), self._memory.fd_for(to)
 
     def _data(self, to: int) -> list[Buffer]:
-        """Return what goes to one member in the frame itself."""
+        """Return the data that one member gets in the frame itself."""
         return []
 
     def receives(self, phase: int, frames: dict[int, Frame]) -> None:
-        """Take in everybody's row."""
+        """Take in the rows of all members."""
         self.rows, self._bodies = [], {}
         for rank in self.members:
             if rank == self._memory.rank:
@@ -167,7 +167,7 @@ class Collective:
             self._bodies[rank] = memoryview(frames[rank].body)[_POST.size :]
 
     def _check(self, rank: int, kind: int, size: int) -> None:
-        """Name a learner that is out of step."""
+        """Raise an error that names a learner which is out of step."""
         if (KINDS[kind], size) != (self._kind, self._size):
             raise ContractError(
                 f"rank {self._memory.rank} issued {self._kind} of {self._size} values while "
@@ -176,7 +176,7 @@ class Collective:
             )
 
     def answer(self) -> Any:
-        """Return everybody's row, in rank order."""
+        """Return the rows of all members, in rank order."""
         return self.rows
 
 
@@ -186,10 +186,10 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class PostedCollective(Collective):
-    """A collective in which a contribution is laid out for the others to read."""
+    """A collective in which members put data where the others can read it."""
 
     def _post(self, data: torch.Tensor) -> None:
-        """Put a contribution where members of this host find it."""
+        """Put a contribution where members of this host read it."""
         self._place = self._memory.next_place(data.numel() * data.element_size())
         if data.numel():
             self._posted = self._memory.own(self._place, data.numel(), data.dtype)
@@ -198,13 +198,13 @@ class PostedCollective(Collective):
     def _read(
         self, rank: int, offset: int, count: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Return some values of a member's contribution; from its frame, they are all there is."""
+        """Return some values of a member's contribution; a frame holds only these values."""
         if rank in self._memory.near:
             return self._memory.of(rank, self._places[rank][0] + offset, count, dtype)
         return _from_body(self._bodies[rank], count, dtype)
 
     def answer(self) -> Any:
-        """Leave the place to the collective after next."""
+        """Return the result; the place is free for the collective after next."""
         self._memory.advance()
         return self._answer()
 
@@ -219,7 +219,7 @@ def _from_body(body: memoryview, count: int, dtype: torch.dtype) -> torch.Tensor
 
 
 class ReduceVectors(PostedCollective):
-    """A weighted sum of everybody's vector. Weights are the first number of each row."""
+    """A weighted sum of the members' vectors. A weight is the first number of a row."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class ReduceVectors(PostedCollective):
     ) -> None:
         size = x.size if isinstance(x, Parts) else x.numel()
         super().__init__(memory, kind, size, row)
-        # Within a host the stripes lie in shared memory for all to read once all are done. Between
+        # Within a host all read the stripes in shared memory once all are done. Between
         # hosts they travel, so one more round says that they have arrived.
         self.num_phases = 2 if all_near else 3
         self._post_vector(x)
@@ -247,7 +247,7 @@ class ReduceVectors(PostedCollective):
             self._post(x.detach())
 
     def begin(self, members: Ranks) -> None:
-        """Share the work out among these members."""
+        """Divide the work among these members."""
         super().begin(members)
         self._cuts = stripes(self._size, len(members))
 
@@ -258,14 +258,14 @@ class ReduceVectors(PostedCollective):
         return [_bytes(self._posted[first:last])] if last > first else []
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
-        """Send one's stripe of the sum to those who cannot read it."""
+        """Send this learner's stripe of the sum to members of other hosts."""
         if phase != 1 or to in self._memory.near:
             return super().sends(phase, to)
         assert self._stripe is not None
         return (_bytes(self._stripe) if self._stripe.numel() else b""), -1
 
     def receives(self, phase: int, frames: dict[int, Frame]) -> None:
-        """Reduce one's own stripe; then take in the others'."""
+        """Phase 0: reduce this learner's stripe. Phase 1: take in the stripes of the others."""
         if phase == 0:
             super().receives(phase, frames)
             self._reduce()
@@ -280,7 +280,7 @@ class ReduceVectors(PostedCollective):
             weighted_sum(parts, shares([row[0] for row in self.rows]), out=self._stripe)
 
     def _answer(self) -> tuple[Parts, list[list[float]]]:
-        """Return the stripes where they lie; they are written again in the next reduction."""
+        """Return the stripes where they are; the next reduction overwrites them."""
         cuts = [(r, a, b) for r, (a, b) in zip(self.members, self._cuts, strict=True) if b > a]
         return Parts(self._size, [(a, self._stripe_of(r, b - a)) for r, a, b in cuts]), self.rows
 
@@ -291,7 +291,7 @@ class ReduceVectors(PostedCollective):
 
 
 class BroadcastVector(PostedCollective):
-    """The root's vector, for everybody."""
+    """The root's vector, for all members."""
 
     def __init__(self, memory: GroupMemory, x: Flat, root: int) -> None:
         super().__init__(memory, "Broadcast", x.numel(), [])
@@ -311,7 +311,7 @@ class BroadcastVector(PostedCollective):
 
 
 class ExchangeStripes(PostedCollective):
-    """Stripe s goes to member s; the answer is everybody's stripe for me."""
+    """Stripe s goes to member s; the answer is what each member had for this learner."""
 
     def __init__(self, memory: GroupMemory, members: Ranks, given: Sequence[torch.Tensor]) -> None:
         super().__init__(memory, "AllToAll", sum(s.numel() for s in given), [])
@@ -335,7 +335,7 @@ class ExchangeStripes(PostedCollective):
 
 
 class GatherBytes(PostedCollective):
-    """Everybody's bytes; small ones travel in the frame."""
+    """Bytes from each member; a few travel in the frame, many through shared memory."""
 
     def __init__(self, memory: GroupMemory, data: bytes) -> None:
         super().__init__(memory, "Gather", 0, [float(len(data))])
