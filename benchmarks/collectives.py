@@ -15,6 +15,7 @@ import torch
 
 from hocket.core.effects import AllReduce
 from hocket.runtime.net.exchange import Exchange
+from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.mesh import Mesh
 from hocket.runtime.net.store import Store
 
@@ -24,7 +25,7 @@ REPEATS = 30
 def _learner(rank: int, size: int, port: int, values: int, answers: Any) -> None:
     torch.set_num_threads(1)
     store = Store.connect("127.0.0.1", port, 60.0)
-    mesh = Mesh(store, rank, size, address="127.0.0.1", token=bytes(16), timeout_s=60.0)
+    mesh = Mesh(store, Handshake(rank, bytes(16), 60.0), size, address="127.0.0.1")
     exchange = Exchange(mesh, size, timeout_s=60.0)
     x, times = torch.randn(values), []
     for _ in range(REPEATS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from hocket.record.metrics import Recorder
 from hocket.record.results import LearnerReport, Result
 from hocket.record.rundir import RunDirectory
 from hocket.runtime.launch.host_launcher import launcher_for
-from hocket.runtime.launch.hosts import Host
+from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.real.faults import Fault
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.replay import Replay
 from hocket.runtime.sim.simulator import Simulator
+from hocket.support.signals import STOPPING, on_first_signal
 
 __all__ = ["LearnerReport", "Result", "simulate", "train"]
 
@@ -135,7 +136,7 @@ def _run_directory(
     cluster: Cluster | None,
     out: Path | None,
     resume: bool,
-    host: Host | None = None,
+    host: LearnerHost | None = None,
 ) -> Iterator[tuple[Path, Saved | None]]:
     """Open, reopen, or borrow a directory for a run; on several hosts the first one does."""
     if host is not None and out is None:
@@ -171,8 +172,8 @@ def run_real(
     faults: tuple[Fault, ...] = (),
 ) -> Result:
     """Run an experiment in real processes; `faults` are planned by tests and benchmarks."""
-    total = experiment.pool().total_frames
-    host = Host.from_environment(experiment.options.timeout_s)
+    options, total = experiment.options, experiment.pool().total_frames
+    host = LearnerHost.from_environment(options.timeout_s, options.silence_s)
     head = host is None or host.is_head
     with (
         _run_directory(experiment, None, out, resume, host) as (path, saved),
@@ -236,7 +237,12 @@ def run_simulated(
                     if replay is None
                     else Replay(experiment, cluster, recorder, checkpoints, replay)
                 )
-                with _stop_on_interrupt(simulator.stop, shown.say):
+
+                def stop() -> None:
+                    shown.say(STOPPING)
+                    simulator.stop()
+
+                with on_first_signal(stop):
                     simulator.run()
                 for death in simulator.deaths_to_come():
                     shown.say(f"note: the planned death of rank {death.rank} did not come to pass")
@@ -275,33 +281,6 @@ def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Res
         run_dir=out,
         trace_digest=simulator.trace.digest,
     )
-
-
-@contextmanager
-def _stop_on_interrupt(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """First Ctrl-C: stop at the next boundary. Second: at once."""
-    import signal
-    import threading
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def first(number: int, frame: Any) -> None:
-        say("stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)")
-        stop()
-        restore()
-
-    before = {s: signal.signal(s, first) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-    try:
-        yield
-    finally:
-        restore()
 
 
 def _title(experiment: Experiment) -> str:

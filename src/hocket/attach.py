@@ -18,7 +18,6 @@ see docs/attach.md. Without any of them there is one learner, and the loop runs 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,6 +34,7 @@ from hocket.core.strategy import Strategy
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.optim import NGSGD, Constant, Optimizer
+from hocket.runtime.net.handshake import put_token
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.user_loop import LoopRuntime, UserLoop
@@ -353,7 +353,7 @@ def attach(
         store, host = _store(place, experiment.options.timeout_s)
         store = store.prefix(f"hocket/attach/{_attached}")
         if place == 0:
-            store.put("token", secrets.token_hex(16))
+            put_token(store)
         _attached += 1
     runtime_ = LoopRuntime(experiment, place, store, host, fate=Fate(faults, place))
     return Attached(runtime_, model, optimizer)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import hocket
 from hocket.errors import ConfigError
-from hocket.runtime.launch.hosts import Host
+from hocket.runtime.launch.hosts import LearnerHost
 
 needs_network = pytest.mark.skipif(
     not network.available(), reason="needs the privilege to make network namespaces"
@@ -147,10 +147,13 @@ def test_the_run_stops_for_a_host_that_is_cut_off_if_asked_to(
 def test_learners_are_shared_out_over_hosts() -> None:
     def ranks(learners: int, hosts: int) -> list[list[int]]:
         store: Any = None
-        return [list(Host(n, hosts, store, "", 0, "").ranks(learners)) for n in range(hosts)]
+        return [
+            list(LearnerHost(n, hosts, store, "", 0, "", 10.0).ranks(learners))
+            for n in range(hosts)
+        ]
 
     assert ranks(4, 2) == [[0, 1], [2, 3]]
     assert ranks(5, 2) == [[0, 1], [2, 3, 4]]
     assert [rank for host in ranks(7, 3) for rank in host] == list(range(7))
-    with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be shared out over 2 hosts"):
+    with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be divided among 2 hosts"):
         ranks(1, 2)

@@ -65,7 +65,7 @@ def built(strategy: Strategy[Any], learners: int = 4, **more: Any) -> Experiment
     return Experiment(EVEN, strategy, options=RuntimeOptions(learners=learners), **more)
 
 
-TOGETHER: list[tuple[Strategy[Any], dict[str, Any], str]] = [
+COMBINATIONS: list[tuple[Strategy[Any], dict[str, Any], str]] = [
     (EASGD(moving_rate=0.4), {}, r"alpha \+ P alpha = 2 must stay below 2"),
     (AsyncEASGD(moving_rate=1.0), {}, "thrown beyond the centre"),
     (EASGD(momentum=0.9), {"optimizer": SGD(momentum=0.9)}, "the velocity is the strategy's"),
@@ -80,7 +80,9 @@ TOGETHER: list[tuple[Strategy[Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "more", "reason"), TOGETHER, ids=[t[2] for t in TOGETHER])
+@pytest.mark.parametrize(
+    ("strategy", "more", "reason"), COMBINATIONS, ids=[t[2] for t in COMBINATIONS]
+)
 def test_combinations_are_refused_with_the_reason(
     strategy: Strategy[Any], more: dict[str, Any], reason: str
 ) -> None:

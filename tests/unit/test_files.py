@@ -13,6 +13,8 @@ from hocket.errors import HocketError
 from hocket.support.files import (
     atomically,
     folder_atomically,
+    move_folder,
+    put_back_replaced,
     sync,
     write_atomically,
     write_durably,
@@ -70,3 +72,27 @@ def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
     write_durably(tmp_path / "run.json", "{}")
     sync(tmp_path)
     assert (tmp_path / "run.json").read_text() == "{}"
+
+
+def folder(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "page").write_text(text)
+    return path
+
+
+def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    old = folder(tmp_path / "kept", "old")
+    folder(tmp_path / ".kept.replaced", "left by an interruption")
+    move_folder(folder(tmp_path / "new", "new"), old)
+    assert (old / "page").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_a_folder_moved_aside_is_put_back_unless_another_took_its_place(tmp_path: Path) -> None:
+    folder(tmp_path / ".one.replaced", "old")
+    folder(tmp_path / ".two.replaced", "old")
+    folder(tmp_path / "two", "new")
+    put_back_replaced(tmp_path)
+    pages = {path.parent.name: path.read_text() for path in tmp_path.glob("*/page")}
+    assert pages == {"one": "old", "two": "new"}
+    assert len(list(tmp_path.iterdir())) == 2

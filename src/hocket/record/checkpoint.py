@@ -7,13 +7,12 @@
         ...
 
 Everything is written into a hidden directory beside it, which is renamed when complete: a
-checkpoint is there as a whole or not at all.
+checkpoint is either complete or not there.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from hocket.core.packing import flatten, unflatten
 from hocket.errors import CheckpointError
 from hocket.record.rundir import RunDirectory
-from hocket.support.files import sync, write_durably
+from hocket.support.files import move_folder, sync, write_durably
 
 FORMAT = 1
 
@@ -40,7 +39,7 @@ class Saved:
 
     @property
     def ranks(self) -> list[int]:
-        """Who took part."""
+        """The ranks that took part."""
         return list(self.run["ranks"])
 
     def part(self, rank: int, template: Any, on: torch.device | None = None) -> Any:
@@ -82,15 +81,10 @@ class Checkpoints:
         """Write the common part and make the checkpoint visible."""
         staging, final = self._staging(frames), self.dir / f"{frames:012d}"
         if final.exists() and not staging.exists():
-            return final  # by a learner that died just afterwards
+            return final  # written by a learner that died just afterwards
         _save_tensors(staging / "model.safetensors", model)
         write_durably(staging / "run.json", json.dumps({"format": FORMAT, **run}, indent=1))
-        replaced = self.dir / f".{frames:012d}.replaced"
-        if final.exists():  # resumed and stopped again before anything was learnt
-            os.replace(final, replaced)
-        os.replace(staging, final)
-        sync(self.dir)
-        shutil.rmtree(replaced, ignore_errors=True)
+        move_folder(staging, final)  # one is there if a run resumed and stopped at once
         for old in self._run.checkpoints()[: -self._keep]:
             shutil.rmtree(old)
         return final

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-PLAIN_EVERY_S = 10.0
+from hocket.support.progress import Pace, new_bar, print_line, terminal
 
 
 class Display(Protocol):
     """Shows events as they come."""
 
     def __enter__(self) -> Display:
-        """Begin."""
+        """Begin to show."""
         ...
 
     def __exit__(
@@ -26,7 +23,7 @@ class Display(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End."""
+        """Stop showing, also after an error."""
         ...
 
     def show(self, event: dict[str, Any]) -> None:
@@ -34,36 +31,36 @@ class Display(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the bar."""
+        """Print a line, above the bar if there is one."""
         ...
 
 
-class Silent:
+class SilentDisplay:
     """Shows nothing."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> SilentDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
     def show(self, event: dict[str, Any]) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def say(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
-class Lines:
+class LineDisplay:
     """One line now and then: for logs and pipes."""
 
     def __init__(self, title: str, total_frames: int) -> None:
         self._title = title
         self._total = total_frames
-        self._said = -PLAIN_EVERY_S
+        self._pace = Pace()
         self._speed = Speed()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,8 +79,7 @@ class Lines:
             self.say(event["text"])
         elif kind == "lost":
             self.say(f"{self._title}: rank {event['rank']} lost ({event.get('reason', '')})")
-        elif kind in ("train", "progress") and time.monotonic() - self._said >= PLAIN_EVERY_S:
-            self._said = time.monotonic()
+        elif kind in ("train", "progress") and self._pace.due():
             self.say(
                 f"{self._title}: {_percent(event, self._total)}  epoch {event['epoch'] + 1}  "
                 f"loss {event['loss']:.4f}  accuracy {event['accuracy']:.4f}  "
@@ -91,36 +87,30 @@ class Lines:
             )
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=sys.stderr, flush=True)
+        """Print a line to standard error."""
+        print_line(text)
 
 
-class Bar:
+class BarDisplay:
     """A progress bar: epoch, loss, frame accuracy, frames/s, time left."""
 
     def __init__(self, title: str, total_frames: int, console: Console) -> None:
         self._speed = Speed()
         self._total = total_frames
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._progress.add_task(title, total=total_frames, text="starting")
+        texts = "{task.percentage:>3.0f}%", "{task.fields[text]}"
+        self._bar = new_bar(console, "[bold]{task.description}", *texts, width=24)
+        self._task = self._bar.add_task(title, total=total_frames, text="starting")
         self._training = self._dev = ""
 
-    def __enter__(self) -> Bar:
-        self._progress.start()
+    def __enter__(self) -> BarDisplay:
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        """Move the bar."""
+        """Move the bar, and renew the figures beside it."""
         self._speed.see(event)
         if event["event"] == "note":
             self.say(event["text"])
@@ -131,7 +121,7 @@ class Bar:
             self._dev = f"  dev {figures}"
         elif event["event"] in ("train", "progress"):
             self._training = f"epoch {event['epoch'] + 1}  loss / acc {figures}"
-        self._progress.update(
+        self._bar.update(
             self._task,
             completed=event["frames"],
             text=f"{self._training}{self._dev}  {self._speed.text(None)}",
@@ -139,7 +129,7 @@ class Bar:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._progress.console.print(text)
+        self._bar.console.print(text)
 
 
 class Speed:
@@ -175,8 +165,7 @@ def _percent(event: dict[str, Any], total: int) -> str:
 def display(title: str, total_frames: int, *, wanted: bool) -> Display:
     """Choose a bar for a terminal, lines for anything else."""
     if not wanted:
-        return Silent()
-    console = Console(stderr=True)
-    if console.is_terminal:
-        return Bar(title, total_frames, console)
-    return Lines(title, total_frames)
+        return SilentDisplay()
+    if console := terminal():
+        return BarDisplay(title, total_frames, console)
+    return LineDisplay(title, total_frames)

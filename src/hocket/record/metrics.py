@@ -1,6 +1,6 @@
 """Events of a run: written to `metrics.jsonl` and TensorBoard, and shown to the user.
 
-The schema of `metrics.jsonl` is described in docs/metrics.md and held by a test.
+The schema of `metrics.jsonl` is described in docs/metrics.md and checked by a test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAD = ("event", "time_s", "clock", "frames", "epoch", "rank")
 
 
 class MetricsFile:
-    """Appends one JSON object a line; each line is on disk when the call returns."""
+    """Appends one JSON object a line; each line is in the file when the call returns."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
@@ -32,12 +32,12 @@ class MetricsFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; all lines are on disk already."""
         self._file.close()
 
 
 def _finite(value: Any) -> Any:
-    """Replace what JSON has no word for by null."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -53,27 +53,25 @@ def rewind(run_dir: Path, frames: int) -> None:
     `metrics.jsonl` then reads as one run; the dropped lines go to metrics.abandoned.jsonl.
     """
     run = RunDirectory(run_dir)
-    path = run.metrics_path
-    if not path.exists():
+    if not run.metrics_path.exists():
         return
     kept: list[str] = []
     dropped: list[str] = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            row = json.loads(line)
-        except ValueError:  # cut off in the middle by a crash
+    for line, event in run.metrics_lines():
+        if event is None:  # cut off in the middle by a crash
             dropped.append(line.rstrip("\n") + "\n")
-            continue
-        later = row["event"] == "summary" or (row["frames"] or 0) > frames
-        (dropped if later else kept).append(line)
+        elif event["event"] == "summary" or (event["frames"] or 0) > frames:
+            dropped.append(line)
+        else:
+            kept.append(line)
     if dropped:
         with run.abandoned_metrics_path.open("a") as file:
             file.writelines(dropped)
-        write_atomically(path, "".join(kept))
+        write_atomically(run.metrics_path, "".join(kept))
 
 
 class Recorder:
-    """Sends every event to the metrics file, to TensorBoard, and to whoever shows progress."""
+    """Sends every event to the metrics file, to TensorBoard, and to the display."""
 
     def __init__(
         self, run_dir: Path | None, *, tensorboard: bool, show: Callable[[dict[str, Any]], None]
@@ -86,7 +84,7 @@ class Recorder:
         self._show = show
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Take one event; `progress` is only shown."""
+        """Record and show one event; a `progress` event is only shown."""
         self._show(event)
         if event["event"] == "progress":
             return

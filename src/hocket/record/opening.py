@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from hocket.errors import ConfigError
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.record.metrics import rewind
 from hocket.record.rundir import RunDirectory
-from hocket.support.files import write_atomically
+from hocket.support.files import put_back_replaced, write_atomically
 
 # What may differ when a run is resumed; anything else would make it another run.
 FREE_ON_RESUME = {
@@ -31,7 +30,7 @@ FREE_ON_RESUME = {
 
 
 def create(path: Path, record: dict[str, Any]) -> None:
-    """Make a new run directory; a run that has got anywhere is never overwritten."""
+    """Make a new run directory; a run that has a checkpoint is never overwritten."""
     run = RunDirectory(path)
     if run.checkpoints():
         raise ConfigError(
@@ -52,7 +51,7 @@ def create(path: Path, record: dict[str, Any]) -> None:
 
 
 def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
-    """Open a run to go on with it, and refuse what would make it another run."""
+    """Open a run to continue it, and refuse changes that would make it another run."""
     run = RunDirectory(path)
     before = run.config()
     if ("cluster" in before) != ("cluster" in record):
@@ -75,12 +74,7 @@ def reopen(path: Path, record: dict[str, Any], keep: int) -> Saved:
 
 def _clear_up(checkpoints: Path) -> None:
     """Remove what an interrupted checkpoint left behind; put back what it was about to replace."""
-    for replaced in checkpoints.glob(".*.replaced"):
-        final = checkpoints / replaced.name.removeprefix(".").removesuffix(".replaced")
-        if final.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.replace(replaced, final)
+    put_back_replaced(checkpoints)
     for stale in checkpoints.glob(".*.partial"):
         shutil.rmtree(stale)
 

@@ -29,7 +29,7 @@ class LearnerReport:
     utilisation: float  # share of the training time spent computing gradients
     lost: bool = False  # died before the end
     lost_s: float | None = None  # when, since the run began
-    skipped: int = 0  # steps not made, because the gradient was not finite
+    skipped: int = 0  # steps not taken, because the gradient was not finite
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Result:
     frames: int  # committed
     discarded_frames: int
     epoch: int
-    time_s: float  # of training; evaluation and checkpoints are left out
+    time_s: float  # of training, without evaluation and checkpoints
     aside_s: float  # of evaluation and checkpoints
     clock: str
     learners: list[LearnerReport]
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def frames_per_s(self) -> float:
-        """Throughput, evaluation left out."""
+        """Throughput, without the time of evaluation."""
         return self.frames / self.time_s if self.time_s else 0.0
 
 
@@ -135,7 +135,7 @@ def slow_learner(result: Result) -> str | None:
     busiest = max(there, key=lambda one: one.utilisation)
     if last.frames < SLOW * usual:
         if last.utilisation < SLOW * busiest.utilisation:
-            return None  # it did less because it was given less (kaldi's ramp)
+            return None  # it was given less to do (the ramp of `kaldi`)
         share = f"{last.frames / usual:.0%} of the frames of the median learner"
         return f"rank {last.rank} is slow: {share}; the others do not wait for it"
     computing = statistics.median(one.utilisation for one in there)

@@ -12,6 +12,7 @@ RUN/decode/            what `hocket decode` recognised
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,15 +100,22 @@ class RunDirectory:
     def metrics(self) -> list[Event]:
         """Return all events, in the order in which they were written."""
         rows = []
-        for number, line in enumerate(self._text(self.metrics_path).splitlines(), 1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
+        for number, (_, event) in enumerate(self.metrics_lines(), 1):
+            if event is None:
                 raise ConfigError(
                     f"{self.metrics_path}: line {number} was cut off in the middle: resume the run "
                     f"(--resume --out {self.path}), which drops it"
-                ) from error
+                )
+            rows.append(event)
         return rows
+
+    def metrics_lines(self) -> Iterator[tuple[str, Event | None]]:
+        """Yield each line as it is written, and its event; None if a crash cut the line off."""
+        for line in self._text(self.metrics_path).splitlines(keepends=True):
+            try:
+                yield line, json.loads(line)
+            except ValueError:
+                yield line, None
 
     def evaluations(self) -> list[Event]:
         """Return the evaluations on dev data."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hocket.support.files import move_folder
+
 Facts = dict[str, Any]
 
 
@@ -52,8 +54,7 @@ class Steps:
         record = {"key": key, "facts": facts, "seconds": seconds, "inputs": inputs}
         (partial / "step.json").write_text(json.dumps(record, indent=1, default=str))
         (partial / "begun.json").unlink()
-        shutil.rmtree(done, ignore_errors=True)
-        partial.rename(done)
+        move_folder(partial, done)
         self.say(f"{name}: {facts.get('said', 'done')} ({seconds:.1f} s)")
         return facts
 

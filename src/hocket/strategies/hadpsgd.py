@@ -82,7 +82,7 @@ class HADPSGD(ADPSGD):
             grad = await me.gradient(state.params.clone())
             mean = await me.allreduce(grad.vector, float(grad.frames), node)  # eq. 1
             me.measure("staleness", state.mixes - before)
-            me.step_(state.params, _together(grad, mean), state.optimizer)
+            me.step_(state.params, _super_gradient(grad, mean), state.optimizer)
             if known.left_out:
                 await self.take_neighbours_mean(me, state, known)
             await self.share(me, state, known, node)
@@ -108,6 +108,6 @@ class HADPSGD(ADPSGD):
             return
 
 
-def _together(grad: Grad, mean: Mean) -> Grad:
+def _super_gradient(grad: Grad, mean: Mean) -> Grad:
     """Return the super-learner's gradient."""
     return Grad(mean.value, int(mean.weight), grad.loss_sum, grad.correct, grad.tickets)

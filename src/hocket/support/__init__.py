@@ -1,1 +1,4 @@
-"""Helpers without a subject of their own: processes, progress, files. May import errors only."""
+"""Helpers without a subject of their own: processes, signals, progress, files, text.
+
+May import errors only.
+"""

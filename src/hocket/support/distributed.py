@@ -1,7 +1,7 @@
 """The one door to `torch.distributed`: nothing else in Hocket names it.
 
-Nothing is built from the global state of `init_process_group`. Whether somebody else has set that
-up is all that is ever asked of it.
+Nothing is built from the global state of `init_process_group`. It is only
+asked whether the user has set that up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Files and folders that are there in full or not at all, whenever a program is interrupted.
+"""Files and folders that are complete or not there, whenever a program is interrupted.
 
-What is written goes under another name first, beside the final one, and is renamed when complete.
+They are written under another name, beside the final one, and renamed when complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yield where to write; it takes PATH's place when all is written, else nothing is left of it.
+    """Yield where to write; renamed to PATH when all is written, removed if that fails.
 
     The name keeps its ending, because some libraries choose the format by it or append their own.
 
@@ -58,6 +58,30 @@ def folder_atomically(path: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     yield partial
     partial.rename(path)
+
+
+def move_folder(complete: Path, path: Path) -> None:
+    """Rename a complete folder to PATH; a folder already there is moved aside and then removed.
+
+    If this is interrupted in the middle, `put_back_replaced` makes the old folder visible again.
+    """
+    aside = path.with_name(f".{path.name}.replaced")
+    if path.exists():
+        shutil.rmtree(aside, ignore_errors=True)  # left by an interruption after the last rename
+        os.replace(path, aside)
+    os.replace(complete, path)
+    sync(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back_replaced(parent: Path) -> None:
+    """Put folders back that an interrupted `move_folder` moved aside, unless they were replaced."""
+    for aside in parent.glob(".*.replaced"):
+        path = aside.with_name(aside.name.removeprefix(".").removesuffix(".replaced"))
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            os.replace(aside, path)
 
 
 def sync(path: Path) -> None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
-from types import FrameType
 from typing import TypeVar
 
 import torch
 
 from hocket.errors import HocketError
+from hocket.support.signals import end_with_parent, interrupted_once, leave_to_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Loaded once by the server that processes are forked from; what is not installed is passed over.
+# Loaded once by the server that processes are forked from; what is not installed is left out.
 PRELOAD = [
     "hocket.runtime.launch.learner_process",
     "hocket.speech.gmm.alignment",
@@ -47,8 +45,8 @@ def ordered_map(
 ) -> Iterator[R]:
     """Yield `function(piece)` for each piece, in order.
 
-    With `fresh` every piece has a process of its own, for libraries with state that cannot be
-    reset. One job without `fresh` runs here, without a process.
+    With `fresh` each piece gets a new process, for libraries with state that cannot be reset.
+    One job without `fresh` runs here, without a process.
     """
     if jobs <= 1 and not fresh:
         yield from map(partial(_alone, function), pieces)
@@ -62,7 +60,7 @@ def ordered_map(
         max_tasks_per_child=1 if fresh else None,
     )
     finished = False
-    with _interrupted_once():
+    with interrupted_once():  # a second Ctrl-C would leave a pool that waits for ever
         try:
             yield from pool.map(function, pieces)
             finished = True
@@ -78,47 +76,15 @@ def ordered_map(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-@contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Let the first Ctrl-C be the only one until the workers have ended.
-
-    A second one in the middle of ending them would leave a pool that waits for them for ever.
-    """
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is not signal.default_int_handler or (
-        threading.current_thread() is not threading.main_thread()
-    ):
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
 def _begin_worker() -> None:
-    """One thread; and Ctrl-C is the parent's affair, although a terminal sends it to all."""
+    """Compute in one thread, until the parent ends the pool or is ended itself."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers: they would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    leave_to_parent([signal.SIGINT])  # not SIGTERM: with that the parent ends its workers
+    end_with_parent()
 
 
 def _end_workers(pool: ProcessPoolExecutor) -> None:
-    """End workers that nobody waits for any more; asked politely they would finish their piece."""
+    """End workers whose results are no longer needed, without waiting for their pieces."""
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.terminate()
 

@@ -1,4 +1,8 @@
-"""Progress of any long work: a bar in a terminal, a line now and then elsewhere."""
+"""Progress of any long work: a bar in a terminal, a line now and then elsewhere.
+
+`progress` is all that most work needs. The display of a training run (`record/display.py`) is made
+of the same parts.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-LINES_EVERY_S = 10.0
+LINES_EVERY_S: Final = 10.0
 Advance = Callable[[float], None]
 
 
@@ -19,14 +24,9 @@ def progress(title: str, total: float, *, unit: str = "", wanted: bool = True) -
     """Show how far `advance(amount)` has brought the work towards `total`."""
     if not wanted:
         yield lambda amount: None
-    elif sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn(f"{{task.completed:,.0f}} of {{task.total:,.0f}} {unit}"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    elif console := terminal():
+        counts = f"{{task.completed:,.0f}} of {{task.total:,.0f}} {unit}"
+        with new_bar(console, "{task.description}", counts, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda amount: bar.advance(task, amount)
     else:
@@ -34,13 +34,50 @@ def progress(title: str, total: float, *, unit: str = "", wanted: bool = True) -
 
 
 def _lines(title: str, total: float, unit: str) -> Advance:
-    done, said = 0.0, time.monotonic()
+    done, pace = 0.0, Pace()
+    pace.due()  # short work says nothing at all
 
     def advance(amount: float) -> None:
-        nonlocal done, said
+        nonlocal done
         done += amount
-        if time.monotonic() - said >= LINES_EVERY_S:
-            said = time.monotonic()
-            print(f"{title}: {done:,.0f} of {total:,.0f} {unit}", file=sys.stderr, flush=True)
+        if pace.due():
+            print_line(f"{title}: {done:,.0f} of {total:,.0f} {unit}")
 
     return advance
+
+
+# ------------------------------------------------------------------ the parts
+
+
+def terminal() -> Console | None:
+    """Return the terminal to draw on; None if nobody watches, as in a pipe or a log."""
+    console = Console(stderr=True)
+    return console if console.is_terminal else None
+
+
+def new_bar(
+    console: Console, title: str, *texts: str, width: int = 40, transient: bool = False
+) -> Progress:
+    """Make a bar: the title, the bar, texts, the time left; `transient`: removed at the end."""
+    columns = TextColumn(title), BarColumn(width), *map(TextColumn, texts), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=transient)
+
+
+class Pace:
+    """Says when another line is due: the first at once, then one every `LINES_EVERY_S`."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def due(self) -> bool:
+        """True if a line should be printed now; the next is due some seconds later."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + LINES_EVERY_S
+        return True
+
+
+def print_line(text: str) -> None:
+    """Print a line for people; standard output is for results."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Text for a terminal: wrapped to its width, with no name ever broken over two lines."""
+"""Text for a terminal: wrapped to its width, without breaking a name over two lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
-WIDEST: Final = 100  # longer lines are hard to read, however wide the terminal is
+WIDEST: Final = 100  # longer lines are hard to read, also in a wide terminal
 
 
 def width() -> int:
@@ -32,7 +32,7 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[st
 
 
 def entry(name: str, paragraphs: Iterable[str], column: int) -> str:
-    """Set a name, and from `column` on the paragraphs about it."""
+    """Return a name, and from `column` on the paragraphs about it."""
     indent = " " * column
     lines = [line for paragraph in paragraphs for line in wrapped(paragraph, indent=indent)]
     if len(name) + 2 > column:

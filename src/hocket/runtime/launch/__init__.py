@@ -1,4 +1,4 @@
-"""Where real learners come from: our launcher, torchrun on several hosts, a script of one's own.
+"""Where real learners come from: our launcher, torchrun on several hosts, a script of the user.
 
-May import runtime.real, runtime.net and what lies below.
+May import runtime.real, runtime.net and the rooms below.
 """

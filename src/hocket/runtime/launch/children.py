@@ -22,10 +22,10 @@ class Child:
     summary: dict[str, Any] | None = None
     failure: tuple[str, str, str, str] | None = None  # type, message, doing, traceback
     status: str | None = None
-    met: bool = False  # has it met the others? Before that, its death is a failed start
-    started: bool = False  # before that it prepares its data, and may well be silent
+    met: bool = False  # has connected to the others; before that, its death is a failed start
+    started: bool = False  # before that it prepares its data, and may be silent for long
     loss: LostLearner | None = None
-    silent: bool = False  # ended by us because it gave no sign of life
+    silent: bool = False  # ended by the launcher because it gave no sign of life
     vitals: Vitals = field(default_factory=Vitals)
     heard: float = field(default_factory=time.monotonic)
 
@@ -35,7 +35,7 @@ class Child:
         return self.summary is None and self.loss is None
 
     def receive(self) -> tuple[str, Any] | None:
-        """Take in one thing it says; None if it will say no more."""
+        """Receive one message of it, and return kind and body; None if its pipe has ended."""
         try:
             kind, body = self.pipe.recv()
         except (EOFError, OSError):
@@ -56,7 +56,7 @@ class Child:
         return kind, body
 
     def fence(self) -> None:
-        """End a learner that gives no sign of life: it must not wake up again."""
+        """End a learner that gives no sign of life, so that it cannot wake up again."""
         self.silent = True
         self.process.kill()
 
@@ -70,6 +70,6 @@ class Child:
         return f"ended with exit code {code}"
 
     def lose(self, time_s: float, reason: str) -> LostLearner:
-        """Take note that it is lost."""
+        """Note that it is lost, and why."""
         self.loss = LostLearner(self.rank, time_s, reason, self.vitals.books)
         return self.loss

@@ -1,21 +1,22 @@
-"""The launchers of a run on several hosts: the head, which keeps the record, and its outposts."""
+"""The launchers of a run on several hosts: the head keeps the record, the others report to it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hocket import errors
 from hocket.core.accounts import Books, LostLearner
 from hocket.errors import HocketError, LearnerFailedError, StoreLostError
-from hocket.runtime.launch.hosts import Host
+from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.launch.launcher import Launcher
 from hocket.runtime.launch.learner_process import Place
+from hocket.runtime.net.handshake import put_token
 
 
 @dataclass
-class Remote:
+class RemoteLearner:
     """A learner of another host, as the head knows it."""
 
     rank: int
@@ -31,34 +32,33 @@ class Remote:
 
 @dataclass(kw_only=True)
 class HostLauncher(Launcher):
-    """Common to both: a share of the learners, and a store that somebody else serves."""
+    """What both have in common: some of the learners, and a store that torchrun serves."""
 
-    host: Host
+    host: LearnerHost
 
     def ranks(self) -> range:
-        """Return this host's share."""
+        """Return the learners of this host."""
         return self.host.ranks(self.experiment.options.learners)
 
     def open_place(self) -> Place:
-        """Return the store of the engine that started all hosts."""
-        self.host.silence_s = self.experiment.options.silence_s
+        """Return the store of torchrun, which has started all hosts."""
         return Place(self.host.address, self.host.port, self.host.prefix)
 
 
 @dataclass(kw_only=True)
-class Head(HostLauncher):
+class HeadLauncher(HostLauncher):
     """The first host's launcher."""
 
-    remote: dict[int, Remote] = field(default_factory=dict)
+    remote: dict[int, RemoteLearner] = field(default_factory=dict)
 
     def open_place(self) -> Place:
-        """Make the token with which learners know each other, and list those of other hosts."""
+        """Make the secret of the run, and list the learners of other hosts."""
         place = super().open_place()
-        self.put_token(self.host.store)
+        put_token(self.host.store)
         for number in range(1, self.host.count):
-            there = Host(number, self.host.count, self.host.store, "", 0, "")
+            there = replace(self.host, number=number)
             for rank in there.ranks(self.experiment.options.learners):
-                self.remote[rank] = Remote(rank, number)
+                self.remote[rank] = RemoteLearner(rank, number)
         return place
 
     def at_work(self) -> bool:
@@ -66,7 +66,7 @@ class Head(HostLauncher):
         return super().at_work() or any(r.working for r in self.remote.values())
 
     def look_around(self) -> None:
-        """Hear what other hosts report; learners of a host that is silent are lost."""
+        """Read what other hosts report; the learners of a silent host are lost."""
         self.host.beat()
         for kind, rank, body in self.host.hear():
             self._heard(kind, rank, body)
@@ -91,7 +91,7 @@ class Head(HostLauncher):
         elif kind == "failed":
             raise _error(*body)
 
-    def _lost(self, remote: Remote, loss: LostLearner) -> None:
+    def _lost(self, remote: RemoteLearner, loss: LostLearner) -> None:
         remote.loss = loss
         self.note_loss(loss)
 
@@ -103,17 +103,17 @@ class Head(HostLauncher):
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
-        """What those who are left report, of all hosts."""
+        """What the survivors of all hosts report."""
         remote = [r.summary for r in self.remote.values() if r.summary is not None]
         return sorted(super().summaries + remote, key=lambda s: int(s["rank"]))
 
     @property
     def losses(self) -> list[LostLearner]:
-        """Who was lost, of all hosts."""
+        """The lost learners of all hosts."""
         return super().losses + [r.loss for r in self.remote.values() if r.loss is not None]
 
     def run(self) -> list[dict[str, Any]]:
-        """Run to the end, and tell the other hosts how it ended."""
+        """Run to the end, and tell the other hosts how the run ended."""
         try:
             summaries = super().run()
         except BaseException as error:
@@ -126,14 +126,14 @@ class Head(HostLauncher):
 
 
 @dataclass(kw_only=True)
-class Outpost(HostLauncher):
-    """Another host's launcher: it hands on what its learners report."""
+class OtherHostLauncher(HostLauncher):
+    """The launcher of another host: it passes on what its learners report."""
 
     told: set[int] = field(default_factory=set)
     all_losses: list[LostLearner] = field(default_factory=list)
 
     def look_around(self) -> None:
-        """Hand finished learners' summaries on, and end with the head."""
+        """Pass on the summaries of finished learners; end if the head has ended."""
         self.host.check_head()
         for child in self.children:
             if child.summary is not None and child.rank not in self.told:
@@ -142,24 +142,24 @@ class Outpost(HostLauncher):
                 self.host.tell("done", child.rank, body)
 
     def note_event(self, event: dict[str, Any]) -> None:
-        """Hand an event on."""
+        """Pass an event on to the head."""
         self.host.tell("event", None, event)
 
     def note_loss(self, loss: LostLearner) -> None:
-        """Hand a loss on."""
+        """Pass a loss on to the head."""
         self.host.tell("lost", loss.rank, asdict(loss))
 
     def anybody_left(self) -> bool:
-        """Only the head can know."""
+        """True, because only the head can know better."""
         return True
 
     def run(self) -> list[dict[str, Any]]:
-        """Run this host's learners to the end, then hear how the whole run ended."""
+        """Run the learners of this host to the end, then wait for the end of the whole run."""
         try:
             super().run()
             self.look_around()
         except BaseException as error:
-            with suppress(StoreLostError):  # it may be just that
+            with suppress(StoreLostError):  # that may be the error itself
                 self.host.tell("failed", None, [type(error).__name__, str(error)])
             raise
         outcome = self.host.outcome()
@@ -170,7 +170,7 @@ class Outpost(HostLauncher):
 
     @property
     def losses(self) -> list[LostLearner]:
-        """Who was lost, of all hosts, once that is known."""
+        """The lost learners of all hosts; before the end, those of this host."""
         return self.all_losses or super().losses
 
 
@@ -181,8 +181,12 @@ def _error(name: str, message: str) -> HocketError:
     return LearnerFailedError(f"{name}: {message}")
 
 
-def launcher_for(host: Host | None, **options: Any) -> Launcher:
-    """Return the launcher this host needs."""
+def launcher_for(host: LearnerHost | None, **options: Any) -> Launcher:
+    """Return the launcher for this host; without a host, that of a run on one host."""
     if host is None:
         return Launcher(**options)
-    return Head(host=host, **options) if host.is_head else Outpost(host=host, **options)
+    return (
+        HeadLauncher(host=host, **options)
+        if host.is_head
+        else OtherHostLauncher(host=host, **options)
+    )

@@ -5,7 +5,7 @@ tenths of a second, not two seconds each. The launcher:
 
 * on Ctrl-C or SIGTERM asks them to stop at the next boundary, with a checkpoint; a second Ctrl-C
   ends them at once;
-* when one dies, notes the loss and lets the others go on without it (`runtime.on_loss`);
+* when one dies, records the loss and lets the others go on without it (`runtime.on_loss`);
 * ends one that gives no sign of life for `runtime.silence_s`, so that it is lost for good;
 * when one fails, asks the others what they were doing, ends them, and names the cause;
 * leaves no process behind: learners also end by themselves when the launcher's pipe closes.
@@ -14,12 +14,8 @@ tenths of a second, not two seconds each. The launcher:
 from __future__ import annotations
 
 import multiprocessing
-import secrets
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
@@ -34,13 +30,15 @@ from hocket.experiment import Experiment
 from hocket.runtime.launch import learner_process
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.learner_process import Place
+from hocket.runtime.net.handshake import put_token
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fault
+from hocket.support.signals import STOPPING, on_signals, signals_held_back
 
 HOST = "127.0.0.1"
-PATIENCE_S = 5.0  # between asking a process to end and ending it
+PATIENCE_S = 5.0  # between asking a process to end and killing it
 _POLL_S = 0.2
-# What a learner says that only noticed another's failure.
+# Errors of learners that only noticed the failure of another.
 _NOTICED = {"LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
 
 
@@ -61,10 +59,10 @@ class Launcher:
     _looked: float = 0.0
 
     def run(self) -> list[dict[str, Any]]:
-        """Run to the end and return the summaries of those who are left, in rank order."""
+        """Run to the end and return the summaries of the survivors, in rank order."""
         place = self.open_place()
         try:
-            with self._signals():
+            with on_signals(self._count_interrupt):
                 self._start(place)
                 self._watch()
         finally:
@@ -74,13 +72,8 @@ class Launcher:
     def open_place(self) -> Place:
         """Open the store in which learners find each other."""
         self._store = Store.serve(HOST, self.experiment.options.timeout_s)
-        self.put_token(self._store)
+        put_token(self._store)
         return Place(HOST, self._store.port)
-
-    @staticmethod
-    def put_token(store: Store) -> None:
-        """Make the secret by which learners of this run know each other."""
-        store.put("token", secrets.token_hex(16))
 
     def ranks(self) -> range:
         """Return the learners to start here."""
@@ -88,12 +81,12 @@ class Launcher:
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
-        """What those who are left report."""
+        """What the survivors report."""
         return [c.summary for c in self.children if c.summary is not None]
 
     @property
     def losses(self) -> list[LostLearner]:
-        """Who was lost, and when."""
+        """The lost learners: who, when and why."""
         return [c.loss for c in self.children if c.loss is not None]
 
     def _start(self, place: Place) -> None:
@@ -106,7 +99,7 @@ class Launcher:
             ) from error
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["hocket.runtime.launch.learner_process"])
-        with _signals_held_back():
+        with signals_held_back():
             self._start_all(context, place)
 
     def _start_all(self, context: ForkServerContext, place: Place) -> None:
@@ -120,7 +113,7 @@ class Launcher:
             )
             self.children.append(Child(rank, process, ours))
             process.start()
-            theirs.close()  # else the pipe would never show its end
+            theirs.close()  # else the end of the pipe would never be seen
 
     # ------------------------------------------------------------------ watching
 
@@ -145,10 +138,10 @@ class Launcher:
         return any(c.working for c in self.children)
 
     def look_around(self) -> None:
-        """See what is new elsewhere; on one host there is no elsewhere."""
+        """Look for news from other hosts; here there are none."""
 
     def note_event(self, event: dict[str, Any]) -> None:
-        """Enter an event into the record."""
+        """Record an event."""
         self.report(event)
 
     def _hear(self, child: Child) -> None:
@@ -162,21 +155,24 @@ class Launcher:
             self._gone(child, child.failure[1])
 
     def _fence_the_silent(self) -> None:
-        """End learners that give no sign of life, unless it was us who did not listen."""
+        """End learners that give no sign of life, unless this launcher itself was stopped."""
         now, limit = time.monotonic(), self.experiment.options.silence_s
-        if now - self._looked > limit / 2:  # we were stopped ourselves, perhaps all together
+        if now - self._looked > limit / 2:  # stopped (Ctrl-Z), perhaps together with the learners
             for child in self.children:
                 child.heard = now
         self._looked = now
         for child in self.children:
             late = now - child.heard > limit
             if child.working and child.started and late and not child.silent:
-                child.fence()  # the end of its pipe will follow
+                child.fence()  # the end of its pipe follows
+
+    def _count_interrupt(self) -> None:
+        self._interrupts += 1
 
     def _interrupted(self, count: int) -> None:
         if count > 1:
             raise KeyboardInterrupt
-        self.say("stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)")
+        self.say(STOPPING)
         self._tell_all("stop")
 
     def _tell_all(self, order: str) -> None:
@@ -189,7 +185,7 @@ class Launcher:
     # ------------------------------------------------------------------ losses
 
     def _gone(self, child: Child, reason: str) -> None:
-        """Go on without a learner, or stop, as the run was told."""
+        """Go on without a learner, or stop, as runtime.on_loss says."""
         if not child.met or not self.experiment.goes_on_without:
             raise self._died(child)
         self.note_loss(child.lose(self.now_s(), reason))
@@ -201,16 +197,16 @@ class Launcher:
         return any(c.working or c.summary is not None for c in self.children)
 
     def _furthest(self) -> Child:
-        """Return the child that knows best where the run is."""
+        """Return the child whose last sign of life is the most recent in the run."""
         return max(self.children, key=lambda c: (c.vitals.time_s, c.vitals.frames))
 
     def now_s(self) -> float:
-        """Return the time of the run, as far as its learners have told."""
+        """Return the time of the run, by the last sign of life of its learners."""
         best = self._furthest()
         return best.vitals.time_s + time.monotonic() - best.heard
 
     def note_loss(self, loss: LostLearner) -> None:
-        """Enter a loss into the record."""
+        """Record a loss."""
         where = self._furthest().vitals
         self.report(
             {
@@ -227,7 +223,7 @@ class Launcher:
     # ------------------------------------------------------------------ failures
 
     def _cause(self, failed: Child) -> HocketError:
-        """Turn what a learner said into an error of the same kind, with everybody's whereabouts."""
+        """Turn the error of a learner into one of the same kind that says what all were doing."""
         first = self._first_cause(failed)
         assert first.failure is not None
         name, message, doing, trace = first.failure
@@ -241,7 +237,7 @@ class Launcher:
         )
 
     def _first_cause(self, failed: Child) -> Child:
-        """Prefer a learner that failed by itself to those that merely noticed."""
+        """Return the learner that failed first; others may only have noticed its failure."""
         self._listen_on(0.5)
         spared = failed.failure is not None and failed.failure[0] != "PeerLostError"
         for child in self.children:
@@ -252,14 +248,14 @@ class Launcher:
         return next(iter(own), failed)
 
     def _listen_on(self, seconds: float) -> None:
-        """Hear what others have to say within a short time; their ends are no news now."""
+        """Receive what others send within a short time; that they end is expected now."""
         until = time.monotonic() + seconds
         talking = {c.pipe: c for c in self.children if c.working and c.failure is None}
         while talking and (left := until - time.monotonic()) > 0:
             for pipe in wait(list(talking), timeout=left):
                 child = talking[pipe]  # type: ignore[index]
                 ended = child.receive() is None
-                if ended:  # its exit code follows a moment after the end of its pipe
+                if ended:  # its exit code comes a moment after the end of its pipe
                     child.process.join(max(0.0, until - time.monotonic()))
                 if ended or child.failure is not None:
                     del talking[pipe]  # type: ignore[arg-type]
@@ -271,9 +267,9 @@ class Launcher:
             f"rank {child.rank} (process {child.process.pid}) {child.ended_by()} before its work "
             f"was done{nobody}, so the run was stopped{self._whereabouts(child)}"
         )
-        if code == 1:  # it had no chance to report: it did not even start
+        if code == 1:  # it could not report: it did not even start
             text += (
-                "\nIt could not start; its own error stands above. A script that calls "
+                "\nIt could not start; its own error is above. A script that calls "
                 'hocket.train must guard its entry point with `if __name__ == "__main__":`'
             )
         elif code is not None and code < 0:
@@ -297,7 +293,7 @@ class Launcher:
     # ------------------------------------------------------------------ ending
 
     def _end_all(self) -> None:
-        """End every process this launcher started: a closed pipe, then by its own handle."""
+        """End every process of this launcher: close its pipe, then kill it if it stays."""
         for child in self.children:
             child.pipe.close()
         for child in self.children:
@@ -307,35 +303,3 @@ class Launcher:
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join(PATIENCE_S)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Count Ctrl-C and SIGTERM instead of dying of them."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may set handlers; its owner then sees KeyboardInterrupt
-            return
-
-        def count(number: int, frame: Any) -> None:
-            self._interrupts += 1
-
-        before = {s: signal.signal(s, count) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait while processes are being started.
-
-    The fork server and the learners inherit the mask: a signal to the whole process group must not
-    end them while the launcher is about to ask them for a checkpoint.
-    """
-    held = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,14 +1,13 @@
 """The program of one learner process: what the launcher starts.
 
 It obeys its launcher through a pipe (stop, status), and ends when the pipe closes: no learner
-outlives its launcher, however that one ended.
+outlives its launcher, also not after `kill -9` of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -27,27 +26,28 @@ from hocket.record.rundir import RunDirectory
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.process import ProcessRuntime
+from hocket.support.signals import STOP_SIGNALS, leave_to_parent
 
 ORPHANED = 3  # exit code of a learner whose launcher has gone
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where learners find each other: a store, and a part of it."""
+    """Where learners find each other: a store, and the prefix of its keys."""
 
     address: str
     port: int
     prefix: str = ""
 
     def store(self, timeout_s: float) -> Store:
-        """Connect to it."""
+        """Connect to the store."""
         store = Store.connect(self.address, self.port, timeout_s)
         return store.prefix(self.prefix) if self.prefix else store
 
 
 @dataclass(frozen=True)
 class Orders:
-    """All that a learner needs to know."""
+    """What a learner needs to know to run."""
 
     experiment: Experiment
     rank: int
@@ -59,7 +59,7 @@ class Orders:
 
 
 class Control:
-    """The learner's end of the pipe; it gives signs of life, whatever the learner is busy with."""
+    """The learner's end of the pipe; its threads give signs of life while the learner computes."""
 
     def __init__(self, pipe: Connection, alive_every_s: float) -> None:
         self._pipe = pipe
@@ -67,7 +67,7 @@ class Control:
         self._stop = False
         self.runtime: ProcessRuntime | None = None
         self._alive_every_s = alive_every_s
-        # A process that the task forks must not keep our end of the pipe open when we are gone.
+        # A process that the task forks must not keep the pipe open after the learner has ended.
         os.register_at_fork(after_in_child=lambda: os.close(pipe.fileno()))
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         threading.Thread(target=self._live, name="alive", daemon=True).start()
@@ -78,7 +78,7 @@ class Control:
             self._pipe.send((kind, body))
 
     def attach(self, runtime: ProcessRuntime) -> None:
-        """Let orders reach the runtime; one may have come while it was being built."""
+        """Pass orders on to the runtime; one may have come while it was being built."""
         self.runtime = runtime
         if self._stop:
             runtime.stop()
@@ -86,7 +86,7 @@ class Control:
     def _live(self) -> None:
         while True:
             time.sleep(self._alive_every_s)
-            with contextlib.suppress(OSError):  # the launcher has gone; the listener ends us
+            with contextlib.suppress(OSError):  # the launcher has gone; `_listen` ends us
                 self.tell("alive", self.runtime.vitals() if self.runtime else Vitals())
 
     def _listen(self) -> None:
@@ -105,9 +105,8 @@ class Control:
 
 
 def main(orders: Orders, pipe: Connection) -> None:
-    """Run one learner; every way out tells the launcher first."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher's to handle; it closes our pipe
-        signal.signal(number, signal.SIG_IGN)
+    """Run one learner; before it ends, the launcher hears how."""
+    leave_to_parent(STOP_SIGNALS)
     options = orders.experiment.options
     torch.set_num_threads(options.threads)
     control = Control(pipe, min(0.5, options.silence_s / 5))
@@ -126,7 +125,7 @@ def main(orders: Orders, pipe: Connection) -> None:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a thread may still sit in a collective that nobody will complete
+    os._exit(code)  # a thread may still wait in a collective that will never complete
 
 
 def _build(orders: Orders, control: Control) -> ProcessRuntime:

@@ -1,16 +1,15 @@
-"""Starts a script on several learners of this host, and leaves survivors alone.
+"""Starts a script on several learners of this host; when one dies, the others go on.
 
     python -m hocket.launch --learners 4 train.py --my-option 3
 
 For scripts that use `hocket.attach`. torchrun works too, but it ends all processes when one dies;
-this launcher names the one that died and lets the others finish. It ends them all when it is ended
-itself.
+this launcher says which one died and lets the others finish. When the launcher is ended, it ends
+them all.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import subprocess
@@ -20,11 +19,11 @@ from collections.abc import Sequence
 
 from hocket.errors import require
 from hocket.runtime.net.store import Store
+from hocket.support.signals import end_program_with_parent, on_signals
 
 HOST = "127.0.0.1"
 PATIENCE_S = 5.0
 _POLL_S = 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,28 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         _start(rank, args.learners, store.port, [args.script, *args.arguments])
         for rank in range(args.learners)
     ]
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        return _watch(learners)
-    finally:
-        _end(learners)
+    with on_signals(lambda: sys.exit(128 + signal.SIGTERM), [signal.SIGTERM]):
+        try:
+            return _watch(learners)
+        finally:
+            _end(learners)
 
 
 def _start(rank: int, size: int, port: int, command: list[str]) -> subprocess.Popen[bytes]:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     env = os.environ | {key: str(value) for key, value in place.items()}
     env["HOCKET_STORE"] = f"{HOST}:{port}"
-    return subprocess.Popen([sys.executable, *command], env=env, preexec_fn=_end_with_launcher)
-
-
-def _end_with_launcher() -> None:
-    """No learner outlives its launcher, however that one ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return subprocess.Popen([sys.executable, *command], env=env, preexec_fn=end_program_with_parent)
 
 
 def _watch(learners: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; a learner that was killed is lost, one that failed is an error."""
+    """Wait for all, and return the exit code: a lost learner is no error, a failed one is."""
     running = dict(enumerate(learners))
     lost, failed = 0, 0
     while running:

@@ -1,23 +1,23 @@
-"""How a group of learners holds a collective, and agrees on who lives when one dies.
+"""How a group of learners runs a collective, and agrees on the survivors when one dies.
 
-The protocol alone: no sockets, no memory, no clock. `Circle.hold` is a generator that stops
-wherever it must wait, so that tests can run it through any order of events, and deaths between any
-two of them.
+The protocol alone: no sockets, no memory, no clock. `Agreement.run` is a generator that stops
+wherever it must wait. So tests can run it through any order of events, with deaths between any two
+of them.
 
-A collective goes through a few *phases*; in each, everybody sends a frame to everybody and waits
-for everybody's. Two rules make a death harmless:
+A collective has a few *phases*. In each, every member sends a frame to every other member and waits
+for theirs. Two rules make a death harmless:
 
-1. The last phase carries no data. So whoever completes a collective knows that everybody had
-   received all of its data: if one survivor has the result, all can have it.
-2. When a learner is lost, each survivor reports the set of the lost and the number of the last
-   collective it has completed, and reports again whenever the set grows. Once all survivors report
+1. The last phase carries no data. So a member that completes a collective knows that all members
+   had received all data before: if one survivor has the result, all can have it.
+2. When a learner is lost, each survivor reports the set of lost learners and the number of the last
+   collective it has completed. It reports again whenever the set grows. Once all survivors report
    the same set, they have agreed on the *view*: a collective that any of them has completed counts
-   for all of them as it was; if nobody has, it is held anew among those who live.
+   for all of them as it was; if none has, it is rerun among the survivors.
 
-A member that is not holding a collective of the group answers a report at once: it may be waiting
-for the one who asks, in another group.
+A member that is not in a collective of the group answers a report at once: in another
+group it may be waiting for the very member that has sent the report.
 
-Frames carry the view they belong to, so what a lost learner may still send counts no more.
+Frames carry the view they belong to, so what a lost learner may still send is ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Ranks = tuple[int, ...]
 
 
 class Peers(Protocol):
-    """What a circle needs of the world."""
+    """What an agreement needs of the world."""
 
     rank: int
     lost: set[int]
@@ -47,7 +47,7 @@ class Peers(Protocol):
         ...
 
     def lose(self, rank: int) -> None:
-        """Take note that a learner is lost; nothing of it counts from now on."""
+        """Note that a learner is lost; whatever it sends is ignored from now on."""
         ...
 
 
@@ -57,7 +57,7 @@ class Operation(Protocol[T]):
     num_phases: int
 
     def begin(self, members: Ranks) -> None:
-        """Start, or start anew among other members."""
+        """Start, or start again among other members."""
         ...
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
@@ -65,7 +65,7 @@ class Operation(Protocol[T]):
         ...
 
     def receives(self, phase: int, frames: dict[int, Frame]) -> None:
-        """Take in everybody's frame; never called for the last phase."""
+        """Take in the frames of all others; never called for the last phase."""
         ...
 
     def answer(self) -> T:
@@ -74,15 +74,15 @@ class Operation(Protocol[T]):
 
 
 def name_of(ranks: Ranks) -> int:
-    """Return a number for a set of ranks; 0 for nobody."""
+    """Return a number that stands for a set of ranks; 0 for the empty set."""
     if not ranks:
         return 0
     digest = blake2b(np.array(ranks, dtype=np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-class Circle:
-    """One group of learners, as one of its members sees it."""
+class Agreement:
+    """The collectives of one group of learners, as one of its members sees them."""
 
     def __init__(
         self, peers: Peers, members: Ranks, agreed: Callable[[Ranks], None] = lambda lost: None
@@ -93,12 +93,12 @@ class Circle:
         self.awaits: Ranks = ()  # for error messages
         self._peers = peers
         self._agreed = agreed
-        self._view: Ranks = ()  # the lost, as agreed
+        self._view: Ranks = ()  # the lost learners, as agreed
         self._furthest = 0  # completed by any survivor, as reported when the view was agreed
         self._frames: dict[tuple[int, int, int], dict[int, Frame]] = {}
         self._reports: dict[int, tuple[Ranks, int]] = {}
         self._told: dict[int, tuple[Ranks, int]] = {}
-        self._held = False
+        self._running = False
 
     @property
     def living(self) -> Ranks:
@@ -117,9 +117,9 @@ class Circle:
             self._reports[frame.source] = lost, frame.number
             for rank in lost:
                 self._peers.lose(rank)
-            if not self._held:  # answer at once: that one may be all we are waiting for elsewhere
+            if not self._running:  # answer at once: it may wait for us, and we for it elsewhere
                 news = self._known_lost(), self.completed
-                if self._told.get(frame.source) != news:  # but never answer an answer
+                if self._told.get(frame.source) != news:  # but do not answer an answer
                     self._report(news[0], [frame.source])
         elif frame.number > self.completed:
             place = (frame.number, frame.view, frame.phase)
@@ -127,19 +127,19 @@ class Circle:
         else:
             frame.drop()
 
-    def hold(self, operation: Operation[T]) -> Generator[None, None, T]:
-        """Hold the next collective; stops wherever it must wait for something to come."""
+    def run(self, operation: Operation[T]) -> Generator[None, None, T]:
+        """Run the next collective; stops wherever it must wait for something to come."""
         number = self.completed + 1
-        self._held = True
+        self._running = True
         while True:
             if self._known_lost() != self._view:
                 yield from self._agree()
-                if self._furthest >= number:  # somebody has the result, so all have its data
+                if self._furthest >= number:  # one member has the result, so all have its data
                     break
             if (yield from self._go_through(operation, number)):
                 break
         self.completed = number
-        self._held = False
+        self._running = False
         for place in [p for p in self._frames if p[0] <= number]:
             for frame in self._frames.pop(place).values():
                 frame.drop()
@@ -176,7 +176,7 @@ class Circle:
             self._peers.send(rank, frame)
 
     def _agree(self) -> Generator[None, None, None]:
-        """Report and wait until all survivors report the same set of the lost."""
+        """Report, and wait until all survivors report the same set of lost learners."""
         while True:
             lost = self._known_lost()
             others = [r for r in self.members if r not in lost and r != self._peers.rank]

@@ -1,8 +1,8 @@
-"""A real learner's end of every collective: blocking calls over the circles it belongs to.
+"""A real learner's end of every collective: blocking calls, one group at a time.
 
-With every collective a few numbers travel first: which one it is and how large (to name a learner
-that is out of step), everybody's weight, and what rides along. Shares are therefore exact before
-anything is added up.
+Every collective begins with a few numbers from each learner: which collective it is and how large
+(to name a learner that is out of step), its weight, and what is piggybacked. So the shares are
+known exactly before anything is added up.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hocket.core.numerics import shares
 from hocket.core.packing import from_bytes, to_bytes
 from hocket.errors import PeerLostError, WaitTimeoutError, require
 from hocket.runtime.net import operations
-from hocket.runtime.net.agreement import Circle, Operation, Ranks
+from hocket.runtime.net.agreement import Agreement, Operation, Ranks
 from hocket.runtime.net.links import Frame
 from hocket.runtime.net.mesh import Mesh
-from hocket.runtime.net.operations import Collective, Slots
+from hocket.runtime.net.operations import Collective, GroupMemory
 from hocket.runtime.net.torch_group import DeviceGroup
 from hocket.runtime.shared import reductions
 
@@ -32,26 +32,26 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Riding:
-    """What this learner sends along with a collective of all."""
+class Piggyback:
+    """What a learner piggybacks on a collective of all learners."""
 
     tally: Tally
     stop: bool
 
     def row(self) -> list[float]:
-        """Return it as numbers."""
+        """Return it as the numbers that travel."""
         return [self.tally.loss_sum, float(self.tally.frames), self.tally.correct, float(self.stop)]
 
 
-NOTHING = Riding(Tally(), False)
+NOTHING = Piggyback(Tally(), False)
 
 
 @dataclass
 class _Group:
-    """A circle and the memory it exchanges through."""
+    """The agreement of a group, and the memory that it exchanges vectors through."""
 
-    circle: Circle
-    slots: Slots
+    agreement: Agreement
+    memory: GroupMemory
     all_near: bool
 
 
@@ -71,12 +71,11 @@ class Exchange:
         self._rank = mesh.rank
         self._timeout_s = timeout_s
         self._agreed = agreed
-        self._vectors = vectors  # None: through shared memory and our own sockets
+        self._vectors = vectors  # None: vectors go through shared memory and our own sockets
         self._groups: dict[Ranks, _Group] = {}
         self._lent: Grad | None = None  # the last mean gradient, still in shared memory
         self._early: dict[int, list[Frame]] = {}  # of groups not opened yet
         self._everyone = tuple(range(size))
-        mesh.take = self._take
         self._world = self._group(None)
 
     def _group(self, members: Ranks | None) -> _Group:
@@ -86,36 +85,36 @@ class Exchange:
             require(self._rank in ranks, f"rank {self._rank} issued a collective of group {ranks}")
             near = self._mesh.near & frozenset(ranks)
             agreed = self._agreed if ranks == self._everyone else lambda lost: None
-            circle = Circle(self._mesh, ranks, agreed)
-            group = _Group(circle, Slots(self._rank, near), len(near) == len(ranks))
+            agreement = Agreement(self._mesh, ranks, agreed)
+            group = _Group(agreement, GroupMemory(self._rank, near), len(near) == len(ranks))
             self._groups[ranks] = group
-            for frame in self._early.pop(circle.name, []):
-                circle.take(frame)
+            for frame in self._early.pop(agreement.name, []):
+                agreement.take(frame)
         return self._groups[ranks]
 
     def _take(self, frame: Frame) -> None:
-        for group in list(self._groups.values()):  # the loop may open another meanwhile
-            if group.circle.name == frame.group:
-                group.circle.take(frame)
+        for group in list(self._groups.values()):  # the loop may open another group meanwhile
+            if group.agreement.name == frame.group:
+                group.agreement.take(frame)
                 return
         self._early.setdefault(frame.group, []).append(frame)
 
-    def _hold(self, group: _Group, operation: Operation[T]) -> T:
-        """Hold a collective: look at what comes whenever the circle must wait."""
+    def _run(self, group: _Group, operation: Operation[T]) -> T:
+        """Run a collective: look at what comes whenever the agreement must wait."""
         began = time.monotonic()
-        holding = group.circle.hold(operation)
+        running = group.agreement.run(operation)
         while True:
             try:
-                next(holding)
+                next(running)
             except StopIteration as done:
                 answer: T = done.value
                 return answer
-            if not self._mesh.look(began + self._timeout_s):
-                raise self._timed_out(group.circle.awaits)
+            if not self._mesh.look(began + self._timeout_s, self._take):
+                raise self._timed_out(group.agreement.awaits)
 
     def attend(self) -> None:
-        """Look at what has come, without waiting: others may need an answer."""
-        self._mesh.look(time.monotonic())
+        """Look at what has come, without waiting: other learners may need an answer."""
+        self._mesh.look(time.monotonic(), self._take)
 
     def _timed_out(self, awaited: Ranks) -> WaitTimeoutError:
         who = ("rank " if len(awaited) == 1 else "ranks ") + ", ".join(map(str, awaited))
@@ -124,11 +123,11 @@ class Exchange:
     # ------------------------------------------------------------------ collectives
 
     def all_reduce(
-        self, effect: AllReduce, weight: float, riding: Riding = NOTHING
+        self, effect: AllReduce, weight: float, piggyback: Piggyback = NOTHING
     ) -> tuple[Mean, Note]:
-        """Return the weighted mean, and what rode along."""
+        """Return the weighted mean, and what was piggybacked."""
         value, rows, members = self._reduce(
-            effect.group, "AllReduce", effect.x, [weight, *riding.row()]
+            effect.group, "AllReduce", effect.x, [weight, *piggyback.row()]
         )
         weights = [row[0] for row in rows]
         contributors = sum(w > 0 for w in weights) or len(weights)
@@ -136,14 +135,14 @@ class Exchange:
         return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
 
     def mean_gradient(
-        self, grad: Grad, riding: Riding = NOTHING, *, lend: bool = False
+        self, grad: Grad, piggyback: Piggyback = NOTHING, *, lend: bool = False
     ) -> tuple[Grad, Note]:
-        """Return the frame-weighted mean gradient, and what rode along.
+        """Return the frame-weighted mean gradient, and what was piggybacked.
 
-        Lent, it stays in shared memory until `take_back`, which must come before the next
-        collective: only a learner that does one thing at a time can promise that.
+        With `lend` it stays in shared memory until `take_back`. That must come before the next
+        collective, so only a learner that does one thing at a time may borrow it.
         """
-        row = [float(grad.frames), *riding.row()]
+        row = [float(grad.frames), *piggyback.row()]
         own = grad.whole if isinstance(grad.whole, Parts) else grad.vector
         value, rows, members = self._reduce(None, "MeanGradient", own, row)
         note = _note(members, rows)
@@ -160,8 +159,8 @@ class Exchange:
         group = self._group(members)
         if self._vectors is not None and members is None:
             return self._reduce_on_device(self._vectors, kind, x, row)
-        operation = operations.Reduce(group.slots, kind, x, row, all_near=group.all_near)
-        value, rows = self._hold(group, operation)
+        operation = operations.ReduceVectors(group.memory, kind, x, row, all_near=group.all_near)
+        value, rows = self._run(group, operation)
         return value, rows, operation.members
 
     def _reduce_on_device(
@@ -169,14 +168,14 @@ class Exchange:
     ) -> tuple[Parts, list[list[float]], Ranks]:
         """Agree on the shares, then let torch.distributed add up."""
         whole = x.join() if isinstance(x, Parts) else x
-        operation = Collective(self._world.slots, kind, whole.numel(), row)
-        rows: list[list[float]] = self._hold(self._world, operation)
+        operation = Collective(self._world.memory, kind, whole.numel(), row)
+        rows: list[list[float]] = self._run(self._world, operation)
         share = shares([row[0] for row in rows])[operation.me]
         total = vectors.weighted_sum(whole, share)
         return Parts(total.numel(), [(0, total)]), rows, operation.members
 
     def take_back(self) -> None:
-        """End the loan of the last mean gradient: others will write to what it looks at."""
+        """End the loan of the last mean gradient, before others overwrite its memory."""
         if self._lent is not None:
             self._lent.give_back()
             self._lent = None
@@ -185,14 +184,14 @@ class Exchange:
         """Return the root's vector."""
         group = self._group(effect.group)
         require(
-            effect.root in group.circle.members,
-            f"broadcast from rank {effect.root}, not in {group.circle.members}",
+            effect.root in group.agreement.members,
+            f"broadcast from rank {effect.root}, not in {group.agreement.members}",
         )
         if self._vectors is not None and effect.group is None:
             note = self._rows("Broadcast", [])[1]
             return self._vectors.broadcast(effect.x, effect.root), note
-        operation = operations.Broadcast(group.slots, effect.x, effect.root)
-        value = self._hold(group, operation)
+        operation = operations.BroadcastVector(group.memory, effect.x, effect.root)
+        value = self._run(group, operation)
         if value is None:
             raise PeerLostError(
                 f"rank {self._rank} awaits a broadcast from rank {effect.root}, which is lost"
@@ -200,59 +199,61 @@ class Exchange:
         return value.to(effect.x.device), _present(operation)
 
     def first_model(self, mine: Flat) -> Flat:
-        """Return the model all begin with: that of the first who lives."""
+        """Return the model that all begin with: that of the first survivor."""
         root = 0
         while True:
             try:
                 return self.broadcast(Broadcast(mine, root))[0]
-            except PeerLostError:  # for everybody alike
+            except PeerLostError:  # all learners see this alike, and go on to the next
                 root += 1
 
     def all_to_all(self, effect: AllToAll) -> tuple[list[torch.Tensor], Note]:
-        """Return everybody's stripe for me."""
+        """Return the stripes that the members have for this learner, in rank order."""
         group = self._group(effect.group)
-        operation = operations.Exchanged(group.slots, group.circle.members, effect.stripes)
-        value = [part.to(effect.stripes[0].device) for part in self._hold(group, operation)]
+        operation = operations.ExchangeStripes(
+            group.memory, group.agreement.members, effect.stripes
+        )
+        value = [part.to(effect.stripes[0].device) for part in self._run(group, operation)]
         return value, _present(operation)
 
     def scores(self, tally: Tally) -> tuple[Scores, Note]:
-        """Add up everybody's slice of an evaluation."""
+        """Add up the slices of an evaluation."""
         sums = [tally.loss_sum, float(tally.frames), tally.correct]
         rows, note = self._rows("Evaluate", sums)
         return reductions.scores([Tally(r[0], int(r[1]), r[2]) for r in rows]), note
 
     def gather(self, value: Any) -> tuple[list[Any], Note]:
-        """Return everybody's value, in rank order."""
-        operation = operations.GatherBytes(self._world.slots, to_bytes(value))
-        gathered = self._hold(self._world, operation)
+        """Return the values of all learners, in rank order."""
+        operation = operations.GatherBytes(self._world.memory, to_bytes(value))
+        gathered = self._run(self._world, operation)
         return [from_bytes(data) for data in gathered], _present(operation)
 
     def wait(self) -> tuple[None, Note]:
-        """Wait for everybody."""
+        """Wait until all learners have come here."""
         return None, self._rows("Wait", [])[1]
 
     def _rows(self, kind: str, values: list[float]) -> tuple[list[list[float]], Note]:
-        operation = Collective(self._world.slots, kind, 0, values)
-        return self._hold(self._world, operation), _present(operation)
+        operation = Collective(self._world.memory, kind, 0, values)
+        return self._run(self._world, operation), _present(operation)
 
     # ------------------------------------------------------------------ what it costs, and the end
 
     def reduced_bytes(self, num_bytes: int, members: Ranks | None = None) -> int:
-        """What a learner sends: every stripe but its own, then its own to everybody."""
-        size = len(self._group(members).circle.living)
+        """Return what a learner sends: every stripe but its own, then its own to all others."""
+        size = len(self._group(members).agreement.living)
         return 2 * num_bytes * (size - 1) // size
 
     def close(self) -> None:
-        """Let go of connections and memory."""
-        self._mesh.drain(time.monotonic() + 1.0)
+        """Close the connections and give the memory back."""
+        self._mesh.drain(time.monotonic() + 1.0, self._take)
         self._mesh.close()
         for group in self._groups.values():
-            group.slots.close()
+            group.memory.close()
 
 
 def _note(members: Ranks, rows: list[list[float]]) -> Note:
-    together = reductions.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
-    return Note(members, together, any(r[4] for r in rows))
+    total = reductions.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
+    return Note(members, total, any(r[4] for r in rows))
 
 
 def _present(operation: Collective) -> Note:

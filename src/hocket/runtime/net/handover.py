@@ -1,10 +1,10 @@
 """Large tensors of messages within a host: handed over in shared memory instead of sent.
 
-A tensor is written once, into a *slot* of its sender, and used where it lies by its receiver, to
-whom the slot then belongs, to write to as well (`Send` moves ownership, contract rule 3). When the
-receiver has let go of the tensor, a byte at the beginning of the slot says so and the sender may
-fill it again. A tensor that is sent back to the owner of its slot, or on by the owner, is not even
-written again: two learners that average their models pass one slot to and fro.
+A tensor is written once, into a *slot* of its sender. The receiver uses it there; the slot then
+belongs to the receiver, which may also write to it (`Send` moves ownership, contract rule 3). When
+the receiver has released the tensor, a byte at the beginning of the slot says so, and the sender
+may fill the slot again. A tensor that is sent back to the owner of its slot, or sent on by the
+owner, is not written again: two learners that average their models pass one slot back and forth.
 
 Slots are segments without a name: the kernel frees them with the last process. A slot whose holder
 is lost is given up.
@@ -21,13 +21,13 @@ import torch
 
 from hocket.runtime.net.shared_memory import AVAILABLE, Segment
 
-SMALLEST: Final = 1 << 16  # bytes; below, a socket is as good
+SMALLEST: Final = 1 << 16  # bytes; a socket is as fast for less
 _HEADER: Final = 64  # bytes before the tensor, the first of them set while somebody holds the slot
 
 
 @dataclass
 class Slot:
-    """A segment of one's own, and who holds it now."""
+    """A segment that this learner owns, and who holds it now."""
 
     number: int
     segment: Segment
@@ -36,18 +36,18 @@ class Slot:
 
     @property
     def capacity(self) -> int:
-        """Bytes of the largest tensor."""
+        """Bytes of the largest tensor that fits."""
         return self.segment.num_bytes - _HEADER
 
     @property
     def free(self) -> bool:
-        """True if nobody uses it."""
+        """True if no tensor in it is in use."""
         return self.segment.byte(0) == 0
 
 
 @dataclass
 class Lease:
-    """A tensor that came in a slot, as long as it is ours."""
+    """A tensor that came in a slot, for as long as this learner holds it."""
 
     owner: int
     number: int
@@ -55,8 +55,8 @@ class Lease:
     given_away: bool = False
 
 
-class Parcels:
-    """The slots of one learner, and its views of others'."""
+class Handover:
+    """Hands tensors over: the slots of one learner, and its views of the slots of others."""
 
     def __init__(self, rank: int, near: frozenset[int]) -> None:
         self._rank = rank
@@ -95,7 +95,7 @@ class Parcels:
             return [self._rank, slot.number, num_bytes, int(fresh)]
 
     def _lease_of(self, tensor: torch.Tensor, num_bytes: int) -> Lease | None:
-        """Return the lease that a tensor is all of, if it is still ours."""
+        """Return the lease of a whole tensor, if this learner still holds it."""
         lease = self._leases.get(tensor.data_ptr())
         whole = lease is not None and lease.num_bytes == num_bytes and tensor.is_contiguous()
         return lease if lease is not None and whole and not lease.given_away else None
@@ -111,7 +111,7 @@ class Parcels:
         for slot in [s for s in self._slots.values() if s.free]:
             if slot.capacity >= num_bytes:
                 return slot
-            self._drop(slot)  # outgrown
+            self._drop(slot)  # too small now
         self._made += 1
         slot = Slot(self._made, Segment.create(_HEADER + num_bytes), self._rank)
         self._slots[slot.number] = slot
@@ -142,7 +142,7 @@ class Parcels:
         return torch.from_numpy(memory)
 
     def _ended(self, address: int, lease: Lease, segment: Segment) -> None:
-        """Free a slot whose tensor nobody uses any more; runs in whichever thread let go of it."""
+        """Free a slot whose tensor nobody uses any more; runs in the thread that released it."""
         if self._leases.get(address) is lease:
             del self._leases[address]
         if not lease.given_away:
@@ -151,13 +151,13 @@ class Parcels:
     # ------------------------------------------------------------------ ends
 
     def lose(self, rank: int) -> None:
-        """Give up what a lost learner holds."""
+        """Give up the slots that a lost learner holds."""
         with self._lock:
             for slot in [s for s in self._slots.values() if s.holder == rank]:
                 self._drop(slot)
 
     def close(self) -> None:
-        """Give all descriptors back; memory goes with the last tensor in it."""
+        """Close all descriptors; memory is freed with the last tensor in it."""
         with self._lock:
             for slot in list(self._slots.values()):
                 self._drop(slot)

@@ -3,7 +3,7 @@
 Within a host it is a Unix socket that keeps frames apart and can carry the descriptor of a segment;
 between hosts a TCP stream. Both are read and written without blocking: two learners that send each
 other a large vector at the same time must not wait for each other. The end of a stream is how a
-learner's death is known, within a millisecond of `kill -9`.
+learner's death is seen, within a millisecond of `kill -9`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -25,13 +24,14 @@ from hocket.core.packing import Buffer
 from hocket.errors import HocketError
 
 _HEAD = struct.Struct("<BBHIQQQQ")  # kind, phase, -, source, group, number, view, length
-MAX_LOCAL_BODY = 1 << 16  # of a frame within a host: larger things go through shared memory
+MAX_LOCAL_BODY = 1 << 16  # bytes in a frame within a host; more goes through shared memory
 _CHUNK = 1 << 20
-# A host that has vanished acknowledges nothing; the kernel gives up after this long.
+# A host that has vanished acknowledges nothing; after so many seconds the kernel gives up.
 VANISHED_S = 20
 
 PHASE, REPORT = 1, 2
-CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # a descriptor is not for programs we start
+# Programs that a learner starts must not inherit descriptors.
+CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Frame:
     kind: int
     group: int  # which group of learners
     number: int  # of the group's collective
-    view: int  # among whom it is held: names the set of those known to be lost
+    view: int  # stands for the set of learners known to be lost
     phase: int = 0
     source: int = -1
     body: Buffer = b""
@@ -61,7 +61,7 @@ class Frame:
         )
 
     def drop(self) -> None:
-        """Close a descriptor that nobody has taken."""
+        """Close the descriptor, if it was not taken."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -82,16 +82,16 @@ def _parse(head: Buffer) -> tuple[Frame, int]:
 
 
 class Link(Protocol):
-    """The two kinds have this in common."""
+    """What both kinds of connections have in common."""
 
     socket: socket.socket
 
     def fileno(self) -> int:
-        """What to poll."""
+        """Return the descriptor to poll."""
         ...
 
     def send(self, frame: Frame) -> bool:
-        """Send, or keep until there is room (False); OSError if the other has gone."""
+        """Send, or keep until there is room (False); OSError if the other end has gone."""
         ...
 
     def flush(self) -> bool:
@@ -118,7 +118,7 @@ class LocalLink:
 
     def send(self, frame: Frame) -> bool:
         """Send a frame and its descriptor."""
-        if frame.fd >= 0:  # it may wait here while its owner replaces the segment
+        if frame.fd >= 0:  # the frame may wait here while the segment is replaced
             frame.fd = os.dup(frame.fd)
         self._kept.append(frame)
         return self.flush()
@@ -138,7 +138,7 @@ class LocalLink:
         return True
 
     def read(self) -> list[Frame] | None:
-        """Take in what has come."""
+        """Return the frames that have come."""
         frames: list[Frame] = []
         while True:
             try:
@@ -150,7 +150,7 @@ class LocalLink:
             except OSError:
                 data, rights, flags = b"", [], 0
             if not data:
-                return frames or None  # what came before the end counts; the end is read again
+                return frames or None  # first what came before the end; the end is read again
             if flags & socket.MSG_CTRUNC:
                 raise HocketError(
                     "a descriptor of shared memory could not be received: too many files are open "
@@ -163,7 +163,7 @@ class LocalLink:
             frames.append(frame)
 
     def close(self) -> None:
-        """Close, with what was kept."""
+        """Close; what was kept is not sent."""
         while self._kept:
             self._kept.popleft().drop()
         with contextlib.suppress(OSError):
@@ -186,7 +186,7 @@ class RemoteLink:
         self.fileno = connection.fileno
 
     def send(self, frame: Frame) -> bool:
-        """Send a frame; a large body is not copied, so it must stay as it is meanwhile."""
+        """Send a frame; a large body is not copied, so it must not change until it is sent."""
         self._kept.append(memoryview(frame.head()))
         if len(frame.body):
             self._kept.append(memoryview(frame.body).cast("B"))
@@ -209,9 +209,9 @@ class RemoteLink:
         return True
 
     def read(self) -> list[Frame] | None:
-        """Take in what has come; a body is read straight into its own memory."""
+        """Return the frames that have come; a body is read straight into its own memory."""
         frames: list[Frame] = []
-        budget = 64  # so that one fast sender does not keep us from the others
+        budget = 64  # so that one fast sender does not keep others waiting
         while budget:
             budget -= 1
             try:
@@ -242,22 +242,16 @@ class RemoteLink:
         return count
 
     def close(self) -> None:
-        """Close, with what was kept."""
+        """Close; what was kept is not sent."""
         self._kept.clear()
         with contextlib.suppress(OSError):
             self._socket.close()
 
 
-def local_name(purpose: str, token: bytes, rank: int) -> str:
-    """Return the abstract name of a learner's Unix socket; all users of the host can see it."""
-    digest = blake2b(token, digest_size=16, person=purpose.encode()).hexdigest()
-    return f"\0hocket-{purpose}-{digest}-{rank}"
-
-
 def close_after_fork(sockets: Callable[[], Iterable[socket.socket]]) -> None:
-    """Let processes that a learner forks (data loaders) not hold its connections.
+    """Close connections in processes that the learner forks (data loaders).
 
-    Else its death would be no end-of-file to the others while such a child lives.
+    Otherwise the others would see no end-of-file at its death while such a process lives.
     """
 
     def close() -> None:

@@ -1,8 +1,8 @@
 """The connections of one learner to all others: how collectives travel, and how a death is seen.
 
-Learners of one host meet at Unix sockets in the abstract namespace (they have no file, so none is
-left behind) and hand each other the descriptors of their segments; others meet over TCP. Who is on
-which host is found out here, not configured.
+Learners of one host connect through Unix sockets in the abstract namespace (these have no file, so
+none is left behind) and hand each other the descriptors of their segments. Others connect over TCP.
+Who is on which host is found out here; it is not configured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import select
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -22,25 +21,25 @@ from pathlib import Path
 from hocket.core.device import Transport
 from hocket.errors import HocketError, WaitTimeoutError
 from hocket.runtime.net import shared_memory
+from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.links import (
     Frame,
     Link,
     LocalLink,
     RemoteLink,
     close_after_fork,
-    local_name,
 )
 from hocket.runtime.net.store import Store
 
-_HELLO = struct.Struct("<q16s")  # rank, token of the run
-# What a socket says when the other end is no more.
+# What a socket says when the process at the other end has gone.
 _ENDED = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN)
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _POLL_S = 0.5  # between two looks at the limit
+_NEARBY = "mesh", socket.SOCK_SEQPACKET  # a packet is a frame
 
 
 def host_name() -> str:
-    """Return what two learners have in common exactly if they can share memory and Unix sockets."""
+    """Return a name that two learners share if, and only if, they can share memory."""
     if not shared_memory.AVAILABLE or sys.platform != "linux":
         return f"{socket.gethostname()}/{os.getpid()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -53,30 +52,27 @@ class Mesh:
     def __init__(
         self,
         store: Store,
-        rank: int,
+        handshake: Handshake,
         size: int,
         *,
         address: str,
-        token: bytes,
-        timeout_s: float,
         transport: Transport = "auto",
+        sending: Callable[[], None] = lambda: None,  # called before each frame: planned faults
     ) -> None:
-        self.rank = rank
+        self.rank = rank = handshake.rank
         self.lost: set[int] = set()
-        self.take: Callable[[Frame], None] = lambda frame: None
-        self.sending: Callable[[], None] = lambda: None  # planned faults strike here
-        self._token = token
-        self._timeout_s = timeout_s
+        self._sending = sending
+        self._handshake = handshake
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, int] = {}
         self._poll = select.poll()
         self._dead: list[int] = []  # their links failed while something was sent
         close_after_fork(lambda: [link.socket for link in self._links.values()])
         host = host_name() if transport != "sockets" else f"{rank}"
-        listeners = [socket.create_server((address, 0), backlog=128)]
+        listeners = [handshake.listen(address)]
         port = listeners[0].getsockname()[1]
         if transport != "sockets" and shared_memory.AVAILABLE:
-            listeners.append(self._listen_nearby())
+            listeners.append(handshake.listen_nearby(*_NEARBY))
         store.put(f"mesh/{rank}", json.dumps([host, address, port]))
         try:
             self._meet(store, size, host, listeners)
@@ -91,30 +87,22 @@ class Mesh:
 
     # ------------------------------------------------------------------ meeting
 
-    def _name(self, rank: int) -> str:
-        return local_name("mesh", self._token, rank)
-
-    def _listen_nearby(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(self._name(self.rank))
-        listener.listen(128)
-        return listener
-
     def _meet(self, store: Store, size: int, host: str, listeners: list[socket.socket]) -> None:
-        """Connect to lower ranks, be connected to by higher ones."""
+        """Connect to lower ranks, and accept the connections of higher ones."""
         places = [json.loads(store.get(f"mesh/{r}")) for r in range(size)]
         self.hosts = tuple(place[0] for place in places)
         self.near = frozenset(r for r in range(size) if self.hosts[r] == host)
         for r in range(self.rank):
             self._connect(r, places[r])
-        until = time.monotonic() + self._timeout_s
+        timeout_s = self._handshake.timeout_s
+        until = time.monotonic() + timeout_s
         while len(self._links) < size - 1:
             left = until - time.monotonic()
             ready, _, _ = select.select(listeners, [], [], max(left, 0.0))
             if not ready:
                 missing = [r for r in range(size) if r != self.rank and r not in self._links]
                 raise WaitTimeoutError(
-                    f"rank {self.rank} waited {self._timeout_s:g} s for ranks {missing} to connect "
+                    f"rank {self.rank} waited {timeout_s:g} s for ranks {missing} to connect "
                     f"to {places[self.rank][1]}: are they running, and does a firewall let them in?"
                 )
             for listener in ready:
@@ -122,38 +110,20 @@ class Mesh:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """How many hosts the learners are on."""
         return len(set(self.hosts))
 
     def _connect(self, to: int, place: list[object]) -> None:
         if to in self.near:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.settimeout(self._timeout_s)
-            connection.connect(self._name(to))
+            connection = self._handshake.call_nearby(to, *_NEARBY)
         else:
-            address = (str(place[1]), int(str(place[2])))
-            try:
-                connection = socket.create_connection(address, timeout=self._timeout_s)
-            except OSError as error:
-                raise HocketError(
-                    f"rank {self.rank} cannot reach rank {to} at {address[0]}:{address[1]} "
-                    f"({error}): has it ended, or does a firewall stand between?"
-                ) from error
-        connection.sendall(_HELLO.pack(self.rank, self._token))
+            connection = self._handshake.call(to, str(place[1]), int(str(place[2])))
         self._add(to, connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        connection.settimeout(self._timeout_s)
-        hello = b""
-        with contextlib.suppress(OSError):
-            while len(hello) < _HELLO.size and (data := connection.recv(_HELLO.size - len(hello))):
-                hello += data
-        rank, token = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-        if token != self._token:  # a stranger on our port
-            connection.close()
-            return
-        self._add(rank, connection)
+        called = self._handshake.accept(listener)
+        if called is not None:
+            self._add(*called)
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         link: Link = LocalLink(connection) if rank in self.near else RemoteLink(connection)
@@ -164,20 +134,20 @@ class Mesh:
     # ------------------------------------------------------------------ talking
 
     def send(self, to: int, frame: Frame) -> None:
-        """Send a frame; what a lost learner would have got is dropped."""
+        """Send a frame; one to a lost learner is dropped."""
         if to not in self._links:
             return
-        self.sending()
+        self._sending()
         try:
             if not self._links[to].send(frame):
                 self._poll.modify(self._links[to].fileno(), select.POLLIN | select.POLLOUT)
         except OSError as error:
             if error.errno not in (*_ENDED, *_UNREACHABLE):
-                raise  # our own trouble (no descriptors left), not its death
-            self._dead.append(to)  # seen in the next look, after what it had sent before it died
+                raise  # an error of this process (no descriptors left), not a death of the other
+            self._dead.append(to)  # handled in the next look, after what it sent before it died
 
     def lose(self, rank: int) -> None:
-        """Take note that a learner is lost, and hear no more of it."""
+        """Note that a learner is lost, and close its link."""
         self.lost.add(rank)
         link = self._links.pop(rank, None)
         if link is not None:
@@ -185,46 +155,46 @@ class Mesh:
             del self._by_fd[link.fileno()]
             link.close()
 
-    def look(self, until: float) -> bool:
-        """Wait until something comes, or until a time; False if nothing has."""
+    def look(self, until: float, take: Callable[[Frame], None]) -> bool:
+        """Wait until a time or until something comes, for `take`; False if nothing has."""
         left = max(0.0, until - time.monotonic())
         came = bool(self._dead)
         for fd, events in self._poll.poll(0 if came else min(left, _POLL_S) * 1000):
             came = True
             if fd not in self._by_fd:
-                continue  # lost while this list was gone through
+                continue  # lost since poll returned
             rank = self._by_fd[fd]
             if events & select.POLLOUT:
                 self._flush(rank)
             if events & ~select.POLLOUT:
-                self._read(rank)
+                self._read(rank, take)
         for rank in self._dead:
             if rank in self._links:
-                self._read(rank)
+                self._read(rank, take)
                 self.lose(rank)
         self._dead.clear()
         return came or time.monotonic() < until
 
     def _flush(self, rank: int) -> bool:
         link = self._links[rank]
-        with contextlib.suppress(OSError):  # reading will show the end
+        with contextlib.suppress(OSError):  # the next read shows the end
             if link.flush():
                 self._poll.modify(link.fileno(), select.POLLIN)
                 return True
         return False
 
-    def _read(self, rank: int) -> None:
+    def _read(self, rank: int, take: Callable[[Frame], None]) -> None:
         frames = self._links[rank].read()
         if frames is None:
             self.lose(rank)
             return
         for frame in frames:
-            frame.source = rank  # whatever it says
-            self.take(frame)
+            frame.source = rank  # whatever the frame says
+            take(frame)
 
-    def drain(self, until: float) -> None:
-        """Send what is still kept, so that closing loses nothing."""
-        while not all(map(self._flush, list(self._links))) and self.look(until):
+    def drain(self, until: float, take: Callable[[Frame], None]) -> None:
+        """Send what still waits to be sent, so that closing loses nothing."""
+        while not all(map(self._flush, list(self._links))) and self.look(until, take):
             pass
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """What each collective does in its phases, through shared memory or through sockets.
 
-A member's contribution lies in its own segment for members of the same host, and travels in the
-frame to the others. A reduction is shared out: each member reduces its own stripe, in rank order,
-so that a sum is the same to the bit wherever it is made, and as fast as a ring.
+Members of the same host read a member's contribution in its segment; to other hosts it travels in
+the frame. The work of a reduction is divided: each member reduces one stripe, in rank order. So a
+sum is the same bit for bit on any member, and as fast as in a ring.
 
 Contributions alternate between two places. The place of collective n is written again for n+2, and
-by then everybody has posted n+1, so nobody still reads n.
+by then all members have posted n+1, so none still reads n.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hocket.runtime.net.links import MAX_LOCAL_BODY, Frame
 from hocket.runtime.net.shared_memory import Segment
 
 KINDS = ("AllReduce", "MeanGradient", "Broadcast", "AllToAll", "Evaluate", "Gather", "Wait")
-ROW = 6  # numbers that ride along with every collective
+ROW = 6  # numbers that each member sends with every collective
 _POST = struct.Struct("<qqqq" + "d" * ROW)  # kind, size, places of data and result; the row
 _ALIGN = 64  # bytes: stripes begin at cache lines
 INLINE = MAX_LOCAL_BODY - _POST.size  # what fits into a frame within a host
@@ -38,20 +38,20 @@ def stripes(size: int, parts: int) -> list[tuple[int, int]]:
     return [(min(size, i * step), min(size, (i + 1) * step)) for i in range(parts)]
 
 
-class Slots:
-    """The memory a group of learners exchanges through: one's own segment, and views of others'."""
+class GroupMemory:
+    """The memory a group exchanges vectors through: this learner's segment, views of others'."""
 
     def __init__(self, rank: int, near: frozenset[int]) -> None:
         self.rank = rank
         self.near = near
         self._own: Segment | None = None
-        self._capacity = 0  # bytes of one of three places: two for contributions, one for results
+        self._capacity = 0  # bytes of each of three places: two for contributions, one for results
         self._others: dict[int, Segment] = {}
-        self._told: set[int] = set()  # who has the descriptor of the present segment
+        self._told: set[int] = set()  # who has the descriptor of the current segment
         self._turn = 0
 
     def next_place(self, num_bytes: int) -> int:
-        """Return where the next contribution goes; a larger segment is made if need be."""
+        """Return where the next contribution goes; a larger segment is made if it does not fit."""
         if num_bytes > self._capacity:
             if self._own is not None:
                 self._own.close()
@@ -61,21 +61,21 @@ class Slots:
         return (1 - self._turn) * self._capacity
 
     def advance(self) -> None:
-        """Take the other place for what comes next."""
+        """Use the other place for the next contribution."""
         self._turn = 1 - self._turn
 
     @property
     def result_place(self) -> int:
-        """Where one's own stripe of a result goes."""
+        """Where this learner's stripe of a result goes."""
         return 2 * self._capacity
 
     def own(self, place: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a view of one's own memory."""
+        """Return a view of this learner's own segment."""
         assert self._own is not None
         return self._own.values(place, count, dtype)
 
     def of(self, rank: int, place: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a view of anybody's memory on this host."""
+        """Return a view of the segment of any member on this host."""
         segment = self._own if rank == self.rank else self._others[rank]
         assert segment is not None
         return segment.values(place, count, dtype)
@@ -88,7 +88,7 @@ class Slots:
         return self._own.fd
 
     def tell_again(self) -> None:
-        """Let everybody have the descriptor once more: what was sent before may not count."""
+        """Send all members the descriptor again: what was sent before may have been ignored."""
         self._told.clear()
 
     def opened(self, frame: Frame) -> None:
@@ -99,12 +99,12 @@ class Slots:
             frame.fd = -1
 
     def forget(self, rank: int) -> None:
-        """Let go of a member's memory."""
+        """Close the segment of a member."""
         if rank in self._others:
             self._others.pop(rank).close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all segments."""
         for rank in list(self._others):
             self.forget(rank)
         if self._own is not None:
@@ -112,12 +112,12 @@ class Slots:
 
 
 class Collective:
-    """Common to all: a row of numbers from everybody, and a check that all do the same."""
+    """The base: a row of numbers from each member, and a check that all do the same."""
 
     num_phases = 2
 
-    def __init__(self, slots: Slots, kind: str, size: int, row: Sequence[float]) -> None:
-        self._slots = slots
+    def __init__(self, memory: GroupMemory, kind: str, size: int, row: Sequence[float]) -> None:
+        self._memory = memory
         self._kind = kind
         self._size = size
         self._row = [*row, *([0.0] * (ROW - len(row)))]
@@ -130,53 +130,53 @@ class Collective:
 
     @property
     def me(self) -> int:
-        """This learner's place among the members."""
-        return self.members.index(self._slots.rank)
+        """The index of this learner among the members."""
+        return self.members.index(self._memory.rank)
 
     def begin(self, members: Ranks) -> None:
-        """Start among these members, perhaps anew."""
+        """Start, or start again, among these members."""
         if self.members:
-            self._slots.tell_again()
+            self._memory.tell_again()
         self.members = members
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
-        """Post first; what follows, if anything, only says that all has been received."""
+        """Send the row and the data in phase 0; later phases say that all has been received."""
         if phase > 0:
             return b"", -1
-        places = self._place, self._slots.result_place
+        places = self._place, self._memory.result_place
         head = _POST.pack(KINDS.index(self._kind), self._size, *places, *self._row)
-        return b"".join([head, *self._data(to)]), self._slots.fd_for(to)
+        return b"".join([head, *self._data(to)]), self._memory.fd_for(to)
 
     def _data(self, to: int) -> list[Buffer]:
-        """Return what goes to one member in the frame itself."""
+        """Return the data that one member gets in the frame itself."""
         return []
 
     def receives(self, phase: int, frames: dict[int, Frame]) -> None:
-        """Take in everybody's row."""
+        """Take in the rows of all members."""
         self.rows, self._bodies = [], {}
         for rank in self.members:
-            if rank == self._slots.rank:
+            if rank == self._memory.rank:
                 self.rows.append(self._row[: self._width])
-                self._places[rank] = self._place, self._slots.result_place
+                self._places[rank] = self._place, self._memory.result_place
                 continue
             kind, size, place, result_place, *row = _POST.unpack_from(frames[rank].body)
             self._check(rank, kind, size)
-            self._slots.opened(frames[rank])
+            self._memory.opened(frames[rank])
             self.rows.append(list(row[: self._width]))
             self._places[rank] = place, result_place
             self._bodies[rank] = memoryview(frames[rank].body)[_POST.size :]
 
     def _check(self, rank: int, kind: int, size: int) -> None:
-        """Name a learner that is out of step."""
+        """Raise an error that names a learner which is out of step."""
         if (KINDS[kind], size) != (self._kind, self._size):
             raise ContractError(
-                f"rank {self._slots.rank} issued {self._kind} of {self._size} values while "
+                f"rank {self._memory.rank} issued {self._kind} of {self._size} values while "
                 f"rank {rank} issued {KINDS[kind]} of {size}: a group's collectives must come "
                 "in the same order on all members (contract rule 7)"
             )
 
     def answer(self) -> Any:
-        """Return everybody's row, in rank order."""
+        """Return the rows of all members, in rank order."""
         return self.rows
 
 
@@ -185,27 +185,27 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
 
 
-class Posted(Collective):
-    """A collective in which a contribution is laid out for the others to read."""
+class PostedCollective(Collective):
+    """A collective in which members put data where the others can read it."""
 
     def _post(self, data: torch.Tensor) -> None:
-        """Put a contribution where members of this host find it."""
-        self._place = self._slots.next_place(data.numel() * data.element_size())
+        """Put a contribution where members of this host read it."""
+        self._place = self._memory.next_place(data.numel() * data.element_size())
         if data.numel():
-            self._posted = self._slots.own(self._place, data.numel(), data.dtype)
+            self._posted = self._memory.own(self._place, data.numel(), data.dtype)
             self._posted.copy_(data.reshape(-1))
 
     def _read(
         self, rank: int, offset: int, count: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Return some values of a member's contribution; from its frame, they are all there is."""
-        if rank in self._slots.near:
-            return self._slots.of(rank, self._places[rank][0] + offset, count, dtype)
+        """Return some values of a member's contribution; a frame holds only these values."""
+        if rank in self._memory.near:
+            return self._memory.of(rank, self._places[rank][0] + offset, count, dtype)
         return _from_body(self._bodies[rank], count, dtype)
 
     def answer(self) -> Any:
-        """Leave the place to the collective after next."""
-        self._slots.advance()
+        """Return the result; the place is free for the collective after next."""
+        self._memory.advance()
         return self._answer()
 
     def _answer(self) -> Any:
@@ -218,15 +218,21 @@ def _from_body(body: memoryview, count: int, dtype: torch.dtype) -> torch.Tensor
     return torch.frombuffer(body, dtype=dtype, count=count)
 
 
-class Reduce(Posted):
-    """A weighted sum of everybody's vector. Weights are the first number of each row."""
+class ReduceVectors(PostedCollective):
+    """A weighted sum of the members' vectors. A weight is the first number of a row."""
 
     def __init__(
-        self, slots: Slots, kind: str, x: Flat | Parts, row: Sequence[float], *, all_near: bool
+        self,
+        memory: GroupMemory,
+        kind: str,
+        x: Flat | Parts,
+        row: Sequence[float],
+        *,
+        all_near: bool,
     ) -> None:
         size = x.size if isinstance(x, Parts) else x.numel()
-        super().__init__(slots, kind, size, row)
-        # Within a host the stripes lie in shared memory for all to read once all are done. Between
+        super().__init__(memory, kind, size, row)
+        # Within a host all read the stripes in shared memory once all are done. Between
         # hosts they travel, so one more round says that they have arrived.
         self.num_phases = 2 if all_near else 3
         self._post_vector(x)
@@ -235,31 +241,31 @@ class Reduce(Posted):
 
     def _post_vector(self, x: Flat | Parts) -> None:
         if isinstance(x, Parts):  # laid out where the others read it, without a copy in between
-            self._place = self._slots.next_place(self._size * 4)
-            self._posted = x.write_(self._slots.own(self._place, self._size))
+            self._place = self._memory.next_place(self._size * 4)
+            self._posted = x.write_(self._memory.own(self._place, self._size))
         else:
             self._post(x.detach())
 
     def begin(self, members: Ranks) -> None:
-        """Share the work out among these members."""
+        """Divide the work among these members."""
         super().begin(members)
         self._cuts = stripes(self._size, len(members))
 
     def _data(self, to: int) -> list[Buffer]:
-        if to in self._slots.near:
+        if to in self._memory.near:
             return []
         first, last = self._cuts[self.members.index(to)]
         return [_bytes(self._posted[first:last])] if last > first else []
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
-        """Send one's stripe of the sum to those who cannot read it."""
-        if phase != 1 or to in self._slots.near:
+        """Send this learner's stripe of the sum to members of other hosts."""
+        if phase != 1 or to in self._memory.near:
             return super().sends(phase, to)
         assert self._stripe is not None
         return (_bytes(self._stripe) if self._stripe.numel() else b""), -1
 
     def receives(self, phase: int, frames: dict[int, Frame]) -> None:
-        """Reduce one's own stripe; then take in the others'."""
+        """Phase 0: reduce this learner's stripe. Phase 1: take in the stripes of the others."""
         if phase == 0:
             super().receives(phase, frames)
             self._reduce()
@@ -268,33 +274,33 @@ class Reduce(Posted):
 
     def _reduce(self) -> None:
         first, last = self._cuts[self.me]
-        self._stripe = self._slots.own(self._slots.result_place, last - first)
+        self._stripe = self._memory.own(self._memory.result_place, last - first)
         if last > first:
             parts = [self._read(r, first * 4, last - first) for r in self.members]
             weighted_sum(parts, shares([row[0] for row in self.rows]), out=self._stripe)
 
     def _answer(self) -> tuple[Parts, list[list[float]]]:
-        """Return the stripes where they lie; they are written again in the next reduction."""
+        """Return the stripes where they are; the next reduction overwrites them."""
         cuts = [(r, a, b) for r, (a, b) in zip(self.members, self._cuts, strict=True) if b > a]
         return Parts(self._size, [(a, self._stripe_of(r, b - a)) for r, a, b in cuts]), self.rows
 
     def _stripe_of(self, rank: int, count: int) -> torch.Tensor:
-        if rank in self._slots.near:
-            return self._slots.of(rank, self._places[rank][1], count, torch.float32)
+        if rank in self._memory.near:
+            return self._memory.of(rank, self._places[rank][1], count, torch.float32)
         return _from_body(self._arrived[rank], count, torch.float32)
 
 
-class Broadcast(Posted):
-    """The root's vector, for everybody."""
+class BroadcastVector(PostedCollective):
+    """The root's vector, for all members."""
 
-    def __init__(self, slots: Slots, x: Flat, root: int) -> None:
-        super().__init__(slots, "Broadcast", x.numel(), [])
+    def __init__(self, memory: GroupMemory, x: Flat, root: int) -> None:
+        super().__init__(memory, "Broadcast", x.numel(), [])
         self._root = root
-        if root == slots.rank:
+        if root == memory.rank:
             self._post(x.detach())
 
     def _data(self, to: int) -> list[Buffer]:
-        if self._root != self._slots.rank or to in self._slots.near:
+        if self._root != self._memory.rank or to in self._memory.near:
             return []
         return [_bytes(self._posted)]
 
@@ -304,11 +310,11 @@ class Broadcast(Posted):
         return self._read(self._root, 0, self._size).clone()
 
 
-class Exchanged(Posted):
-    """Stripe s goes to member s; the answer is everybody's stripe for me."""
+class ExchangeStripes(PostedCollective):
+    """Stripe s goes to member s; the answer is what each member had for this learner."""
 
-    def __init__(self, slots: Slots, members: Ranks, given: Sequence[torch.Tensor]) -> None:
-        super().__init__(slots, "AllToAll", sum(s.numel() for s in given), [])
+    def __init__(self, memory: GroupMemory, members: Ranks, given: Sequence[torch.Tensor]) -> None:
+        super().__init__(memory, "AllToAll", sum(s.numel() for s in given), [])
         self._all = members
         self._given = [s.detach().contiguous().cpu() for s in given]
         self._width_of = [s.numel() * s.element_size() for s in self._given]
@@ -319,33 +325,33 @@ class Exchanged(Posted):
         return sum(self._width_of[: self._all.index(rank)])
 
     def _data(self, to: int) -> list[Buffer]:
-        return [] if to in self._slots.near else [_bytes(self._given[self._all.index(to)])]
+        return [] if to in self._memory.near else [_bytes(self._given[self._all.index(to)])]
 
     def _answer(self) -> list[torch.Tensor]:
-        mine = self._given[self._all.index(self._slots.rank)]
-        offset = self._offset(self._slots.rank)
+        mine = self._given[self._all.index(self._memory.rank)]
+        offset = self._offset(self._memory.rank)
         read = [self._read(r, offset, mine.numel(), mine.dtype) for r in self.members]
         return [part.view(mine.shape).clone() for part in read]
 
 
-class GatherBytes(Posted):
-    """Everybody's bytes; small ones travel in the frame."""
+class GatherBytes(PostedCollective):
+    """Bytes from each member; a few travel in the frame, many through shared memory."""
 
-    def __init__(self, slots: Slots, data: bytes) -> None:
-        super().__init__(slots, "Gather", 0, [float(len(data))])
+    def __init__(self, memory: GroupMemory, data: bytes) -> None:
+        super().__init__(memory, "Gather", 0, [float(len(data))])
         self._own_data = data
         if len(data) > INLINE:
             self._post(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     def _data(self, to: int) -> list[Buffer]:
-        shared = to in self._slots.near and len(self._own_data) > INLINE
+        shared = to in self._memory.near and len(self._own_data) > INLINE
         return [] if shared else [self._own_data]
 
     def _answer(self) -> list[bytes]:
         return [self._of(r, int(row[0])) for r, row in zip(self.members, self.rows, strict=True)]
 
     def _of(self, rank: int, length: int) -> bytes:
-        if rank == self._slots.rank:
+        if rank == self._memory.rank:
             return self._own_data
         if len(self._bodies[rank]) >= length:
             return bytes(self._bodies[rank][:length])

@@ -1,11 +1,12 @@
 """Shared memory that has no name: one process makes it, others map it.
 
 A segment is an anonymous file (`memfd_create`) whose descriptor travels through a Unix socket. The
-kernel frees it when the last process that maps it has gone, however that one ended: nothing can be
-left behind, not even by `kill -9` of everybody. It does not count against the size of /dev/shm.
+kernel frees it when the last process that maps it has ended, in whatever way: nothing can be left
+behind, not even by `kill -9` of all processes. It does not count against the size of /dev/shm.
 
-What collectives work on is mapped read-only: a learner that was declared lost and wakes up again
-cannot spoil it. What comes in a message belongs to its receiver, who may write to it.
+For collectives, the segments of others are mapped read-only: a learner that was declared lost and
+wakes up again cannot spoil them. What comes in a message belongs to the receiver, which may write
+to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ AVAILABLE = hasattr(os, "memfd_create")
 
 
 class Segment:
-    """A piece of memory and the descriptor others need to map it."""
+    """A piece of memory, and the descriptor that others need to map it."""
 
     def __init__(self, fd: int, memory: mmap.mmap) -> None:
         self._fd = fd
@@ -31,9 +32,9 @@ class Segment:
 
     @classmethod
     def create(cls, num_bytes: int) -> Segment:
-        """Make a segment of one's own; its pages are there from the start."""
+        """Make a segment; its pages are allocated at once."""
         size = max(num_bytes, mmap.PAGESIZE)
-        if not AVAILABLE:  # then nobody can be near enough to read it
+        if not AVAILABLE:  # then no other learner reads it: all connect over TCP
             return cls(-1, mmap.mmap(-1, size))
         fd = os.memfd_create("hocket", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
@@ -41,7 +42,7 @@ class Segment:
 
     @classmethod
     def open(cls, fd: int, *, writable: bool = False) -> Segment:
-        """Map another's segment; the descriptor is closed with it."""
+        """Map the segment of another process; `close` closes the descriptor."""
         size = os.fstat(fd).st_size
         prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if writable else 0)
@@ -53,7 +54,7 @@ class Segment:
         return self._fd
 
     def values(self, offset: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a view of some values. Of another's segment it is for reading only."""
+        """Return a view of some values; in the segment of another process, only read them."""
         if count == 0:
             return torch.empty(0, dtype=dtype)
         with warnings.catch_warnings():  # torch has no read-only tensors, and says so every time
@@ -65,15 +66,15 @@ class Segment:
         return np.frombuffer(self._memory, np.uint8, num_bytes, offset)
 
     def byte(self, offset: int) -> int:
-        """Return one byte."""
+        """Return the byte at an offset."""
         return self._memory[offset]
 
     def set_byte(self, offset: int, value: int) -> None:
-        """Set one byte, at once for everybody."""
+        """Set the byte at an offset; all processes see it at once."""
         self._memory[offset] = value
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when the last view of it has gone."""
+        """Close the descriptor; the memory is freed with the last view of it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

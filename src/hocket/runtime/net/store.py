@@ -1,7 +1,7 @@
-"""The store where learners meet, and groups of torch.distributed.
+"""The store where learners find each other, and groups of torch.distributed.
 
 Nothing is built from the global state of `init_process_group`: a store, a rank and a size are
-handed in, so that survivors can regroup and another engine can bring its own rendezvous.
+handed in, so that survivors can regroup, and torchrun can bring a store of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Store:
         return Store(dist.PrefixStore(name, self._inner), self._limit_s)
 
     def limited(self, limit_s: float) -> Store:
-        """Return a view whose every call ends in time, also when its host cannot be reached.
+        """Return a view in which each call ends within `limit_s`, also if its host is cut off.
 
         torch's own limit does not hold for a connection that was cut: the call would wait for the
         kernel to give up, which takes a quarter of an hour.
@@ -98,7 +98,7 @@ class Store:
 
 
 class ProcessGroup:
-    """One group of torch.distributed, made from what is handed in."""
+    """One group of torch.distributed."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -108,14 +108,14 @@ class ProcessGroup:
         return self._inner.allreduce(tensors)
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        """Begin to spread the root's tensor; `wait()` on what is returned."""
+        """Begin to send the root's tensor to all; `wait()` on what is returned."""
         return self._inner.broadcast(tensor, root)
 
 
 def process_group(
     store: Store, rank: int, size: int, *, device: torch.device, address: str, timeout_s: float
 ) -> ProcessGroup:
-    """Meet in a group: NCCL for a GPU, gloo for the CPU."""
+    """Join the group of all learners: NCCL for a GPU, gloo for the CPU."""
     if device.type == "cuda":
         kind, options = dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options()
     else:

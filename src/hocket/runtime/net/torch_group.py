@@ -1,12 +1,13 @@
-"""Vectors through torch.distributed, without a detour through the host's memory.
+"""Vectors through torch.distributed, without a copy in the memory of the host.
 
-`runtime.transport = "torch"`: the few numbers of a collective (who takes part, weights, what rides
-along) travel as always; the vectors of collectives of all learners go through NCCL where they lie
-on a GPU, through gloo where they do not. Groups and stripe exchanges keep to host memory.
+`runtime.transport = "torch"`: the few numbers of a collective (who takes part, weights, what is
+piggybacked) travel as always. The vectors of collectives of all learners go through NCCL if they
+are on a GPU, else through gloo. Collectives of groups and stripe exchanges use the memory of the
+host.
 
-It is the fast way between GPUs, at a price: a death inside a collective leaves the others stuck
-(NCCL's watchdog even ends them), so a loss ends the run; and sums are in the library's own order,
-so they do not agree with the simulator to the bit.
+It is the fast way between GPUs, with two drawbacks. A death inside a collective leaves the others
+stuck (NCCL's watchdog even ends them), so a loss ends the run. And the library adds up in an order
+of its own, so sums do not agree with the simulator bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hocket.runtime.net.store import Store, process_group
 
 
 class DeviceGroup:
-    """All learners, as one group of torch.distributed that nobody else knows of."""
+    """All learners, as one group of torch.distributed for their vectors."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class DeviceGroup:
         )
 
     def weighted_sum(self, x: Flat, share: float) -> Flat:
-        """Return the sum of everybody's share * vector; who has no share adds nothing, not NaN."""
+        """Return the sum of share * vector over all; a share of 0 adds 0, also if x has NaNs."""
         with self._lane.work():
             total = torch.zeros_like(x) if share == 0.0 else x.detach() * share
             self._group.allreduce([total]).wait()

@@ -17,7 +17,7 @@ from hocket.core.effects import (
     MeanGradient,
 )
 from hocket.errors import HocketError, WaitTimeoutError
-from hocket.runtime.net.exchange import NOTHING, Exchange, Riding
+from hocket.runtime.net.exchange import NOTHING, Exchange, Piggyback
 from hocket.runtime.real.executors import Executors
 from hocket.runtime.shared import reductions
 from hocket.runtime.shared.boundary_effects import Gather
@@ -69,17 +69,17 @@ class CollectiveEffects:
 
     # ------------------------------------------------------------------ one by one
 
-    def _riding(self) -> Riding:
+    def _piggyback(self) -> Piggyback:
         """Let the tally and a wish to stop be piggybacked on a collective of all."""
         if not self._context.experiment.strategy.synchronous:
             return NOTHING
-        return Riding(self._account.tally.take(), self._context.agenda.stop_wanted)
+        return Piggyback(self._account.tally.take(), self._context.agenda.stop_wanted)
 
-    def _riding_in_group(self) -> Riding:
+    def _piggyback_in_group(self) -> Piggyback:
         """Piggyback a wish to meet all: members of a group must reach the same boundary."""
         if not self._context.experiment.strategy.moves_in_groups:
             return NOTHING
-        return Riding(Tally(), self._context.agenda.wish().quiet)
+        return Piggyback(Tally(), self._context.agenda.wish().quiet)
 
     def _all_reduce(self, fiber: Fiber, effect: AllReduce, deliver: Deliver) -> None:
         pending = self._account.ledger.pending_frames
@@ -87,12 +87,12 @@ class CollectiveEffects:
         if self._exchange is None:
             deliver(reductions.answer_alone(fiber.rank, effect, weight), None)
             return
-        riding = self._riding() if effect.group is None else self._riding_in_group()
+        piggyback = self._piggyback() if effect.group is None else self._piggyback_in_group()
         size = effect.x.numel() * 4
         self._account.books.bytes_sent += self._others.reduced_bytes(size, effect.group)
         self.communicate(
             "allreduce",
-            lambda: self._others.all_reduce(effect, weight, riding),
+            lambda: self._others.all_reduce(effect, weight, piggyback),
             deliver,
             everyone=effect.group is None,
         )
@@ -104,13 +104,13 @@ class CollectiveEffects:
             if error is not None or self._exchange is None:
                 deliver(grad, error)
                 return
-            riding = self._riding()
+            piggyback = self._piggyback()
             coded = effect.codec.coded_bytes(self._worker.layout.size)
             self._account.books.bytes_sent += self._others.reduced_bytes(coded)
             lend = not self._executors.concurrent
             self.communicate(
                 "mean_gradient",
-                lambda: self._others.mean_gradient(grad, riding, lend=lend),
+                lambda: self._others.mean_gradient(grad, piggyback, lend=lend),
                 deliver,
             )
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from hocket.core.effects import Deliver
 from hocket.experiment import Experiment
+from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.mailbox import Mailbox
 from hocket.runtime.net.mesh import Mesh
 from hocket.runtime.net.store import Store
@@ -29,27 +30,16 @@ def connect(
 ) -> Mesh:
     """Connect to all others; a failure of the mailbox later goes to `failed`."""
     options = experiment.options
-    token = bytes.fromhex(store.get("token"))
+    handshake = Handshake.from_store(store, rank, options.timeout_s)
     mesh = Mesh(
         store,
-        rank,
+        handshake,
         options.learners,
         address=address,
-        token=token,
-        timeout_s=options.timeout_s,
         transport=options.transport,
+        sending=fate.sending,
     )
-    mesh.sending = fate.sending
     if messages_come(experiment):
-        make = partial(
-            Mailbox,
-            store,
-            rank,
-            address,
-            token,
-            size=options.learners,
-            near=mesh.near,
-            timeout_s=options.timeout_s,
-        )
+        make = partial(Mailbox, store, handshake, address, size=options.learners, near=mesh.near)
         messages.open(make, failed)
     return mesh

@@ -64,12 +64,12 @@ class Messages:
             message = Message(self._rank, effect.tag, from_bytes(to_bytes(effect.payload)))
             self._executors.post(self._arrive, message)
         else:
-            num_bytes = self._post_office.send(effect.to, effect.tag, effect.payload)
+            num_bytes = self._open_mailbox.send(effect.to, effect.tag, effect.payload)
         deliver(None, None)
         return num_bytes
 
     @property
-    def _post_office(self) -> Mailbox:
+    def _open_mailbox(self) -> Mailbox:
         if self.mailbox is None:
             raise ContractError(undeclared_messages(self._experiment.strategy.name))
         return self.mailbox

@@ -31,7 +31,7 @@ class Due:
         return self.evaluate or self.checkpoint or self.stop or self.finished or self.wait
 
 
-class Interval:
+class FrameInterval:
     """Something that is due every so many frames."""
 
     def __init__(self, epochs: float, pool: Pool) -> None:
@@ -59,8 +59,8 @@ class Agenda:
         self._account = account
         self._strategy = account.experiment.strategy
         self._meets = meets  # a replay knows when all met
-        self._evaluation = Interval(options.evaluate_every, pool)
-        self._checkpoint = Interval(options.checkpoint_every, pool)
+        self._evaluation = FrameInterval(options.evaluate_every, pool)
+        self._checkpoint = FrameInterval(options.checkpoint_every, pool)
         self.group_wishes = False  # to meet all: piggybacked on the group's last collective
         self.stop_wanted = False  # by this learner's own signals
         self.stop_agreed = False  # by all

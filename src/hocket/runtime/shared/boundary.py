@@ -192,7 +192,7 @@ async def _save(
         "state": state,
         "buffers": rank.worker_state.buffers,
         "sides": saved_sides(rank.worker_state.sides),
-        "desk": rank.state_dict(),  # named so in checkpoints of earlier versions
+        "desk": rank.state_dict(),  # the key is old and must stay: checkpoints have it
         "ledger": account.ledger.state_dict(),
         "inbox": meeting.inbox(rank.rank),
     }

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from hocket.core.accounts import Tally
 from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.agenda import Interval
+from hocket.runtime.shared.agenda import FrameInterval
 
 Report: TypeAlias = Callable[[dict[str, Any]], None]
 
@@ -38,7 +38,7 @@ class Reporter:
         self._account = account
         self._report = report
         self._progressed = progressed  # called often; the runtime may show a bar
-        self._every = Interval(account.experiment.options.log_every, account.pool)
+        self._every = FrameInterval(account.experiment.options.log_every, account.pool)
         self._since = Tally()  # the last train event
         self._measures: dict[str, Measure] = {}
 

@@ -35,7 +35,7 @@ def restore(
             f"{layout.size}: the task's model has changed since the run was begun"
         )
     account.ledger.load_state_dict(part["ledger"], same_learners=same)
-    rank.load_state_dict(part["desk"])  # named so in checkpoints of earlier versions
+    rank.load_state_dict(part["desk"])  # the key is old and must stay: checkpoints have it
     rank.worker_state = WorkerState(dict(part["buffers"]), restored_sides(part.get("sides", {})))
     if same:
         return part["state"], [Message(*one) for one in part["inbox"]]

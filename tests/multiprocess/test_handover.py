@@ -13,7 +13,7 @@ import torch
 from hocket import ADPSGD, DNN, SGD, AsyncEASGD, Cluster, Constant, Strategy, Synthetic, api
 from hocket.core.packing import from_buffer, to_parts
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.net.handover import SMALLEST, Parcels
+from hocket.runtime.net.handover import SMALLEST, Handover
 from hocket.runtime.net.shared_memory import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="no memfd_create on this system")
@@ -24,7 +24,7 @@ class Pair:
     """Two learners of one host, in one process: what one puts in, the other takes out."""
 
     def __init__(self) -> None:
-        self.sides = {rank: Parcels(rank, frozenset({0, 1})) for rank in (0, 1)}
+        self.sides = {rank: Handover(rank, frozenset({0, 1})) for rank in (0, 1)}
 
     def move(self, tensor: torch.Tensor, to: int) -> torch.Tensor:
         fds: list[int] = []
@@ -118,9 +118,9 @@ def test_what_a_lost_learner_holds_is_given_up() -> None:
 
 
 def test_small_tensors_and_those_for_another_host_travel_with_the_message() -> None:
-    parcels = Parcels(0, frozenset({0, 1}))
-    assert parcels.put(torch.ones(4), 1, []) is None
-    assert parcels.put(torch.ones(BIG), 2, []) is None
+    handover = Handover(0, frozenset({0, 1}))
+    assert handover.put(torch.ones(4), 1, []) is None
+    assert handover.put(torch.ones(BIG), 2, []) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])

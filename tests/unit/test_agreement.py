@@ -6,10 +6,10 @@ from collections.abc import Generator
 
 import numpy as np
 import pytest
-from helpers.circles import AddUp, World
+from helpers.agreement import AddUp, World
 
 from hocket.errors import FencedError
-from hocket.runtime.net.agreement import Circle, Ranks
+from hocket.runtime.net.agreement import Agreement, Ranks
 from hocket.runtime.net.links import PHASE, REPORT, Frame
 
 
@@ -70,7 +70,7 @@ def test_a_result_that_one_survivor_has_counts_for_all() -> None:
         world.run()
         alive = [p for p in world.peers if p.rank not in world.dead]
         for number, (members, _) in enumerate(alive[0].results, 1):
-            died_before = {r for r in world.dead if world.peers[r].circle.completed < number}
+            died_before = {r for r in world.dead if world.peers[r].agreement.completed < number}
             handed_over += bool(died_before & set(members))
     assert handed_over > 20, "the case under test did not come up"
 
@@ -80,7 +80,7 @@ def test_deaths_fall_into_every_collective() -> None:
     for seed in range(200):
         world, _ = faults(4, 3 * seed, rounds=6)
         world.run()
-        completed += [world.peers[r].circle.completed for r in world.dead]
+        completed += [world.peers[r].agreement.completed for r in world.dead]
     assert set(completed) >= set(range(5))
 
 
@@ -88,7 +88,7 @@ def test_whoever_is_declared_lost_ends() -> None:
     world = World(3, 2, 0)
     lost = np.array([1], dtype=np.int64).tobytes()
     with pytest.raises(FencedError, match="rank 1 was declared lost"):
-        world.peers[1].circle.take(Frame(REPORT, 0, 0, 0, source=2, body=lost))
+        world.peers[1].agreement.take(Frame(REPORT, 0, 0, 0, source=2, body=lost))
 
 
 def test_frames_of_another_view_do_not_count() -> None:
@@ -99,13 +99,13 @@ def test_frames_of_another_view_do_not_count() -> None:
         peer.lose(2)
         stale = np.int64(999).tobytes()  # of the view in which nobody was lost
         for source in {0, 1, 2} - {peer.rank}:
-            peer.circle.take(Frame(PHASE, peer.circle.name, 1, 0, 0, source, stale))
+            peer.agreement.take(Frame(PHASE, peer.agreement.name, 1, 0, 0, source, stale))
     world.run()
     assert world.peers[0].results == [((0, 1), 11)]
 
 
 class Wire:
-    """A peer of several circles, whose frames are delivered by hand."""
+    """A peer of several agreements, whose frames are delivered by hand."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -124,18 +124,20 @@ def test_a_learner_in_another_groups_collective_still_answers() -> None:
     """Rank 2 dies: 1 has completed the group's collective and waits in that of all, 0 has not.
 
     0 waits for 1's report in the group, 1 for 0's in the world: 1 must answer for a group that it
-    is not holding anything in.
+    is not in a collective of.
     """
     wires = [Wire(rank) for rank in range(3)]
-    groups = {members: [Circle(wire, members) for wire in wires] for members in ((0, 1, 2), (0, 1))}
+    groups = {
+        members: [Agreement(wire, members) for wire in wires] for members in ((0, 1, 2), (0, 1))
+    }
     world, pair = groups[0, 1, 2], groups[0, 1]
-    by_name = {circles[0].name: circles for circles in (world, pair)}
+    by_name = {agreements[0].name: agreements for agreements in (world, pair)}
 
     def learner(rank: int) -> Generator[None, None, list[tuple[Ranks, int]]]:
-        first = yield from world[rank].hold(AddUp(10**rank, 2))
+        first = yield from world[rank].run(AddUp(10**rank, 2))
         if rank == 2:
             return [first]
-        return [first, (yield from pair[rank].hold(AddUp(10**rank, 2)))]
+        return [first, (yield from pair[rank].run(AddUp(10**rank, 2)))]
 
     running = {rank: learner(rank) for rank in range(3)}
     results: dict[int, list[tuple[Ranks, int]]] = {}

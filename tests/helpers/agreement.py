@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.core.packing import Buffer
-from hocket.runtime.net.agreement import Circle, Ranks
+from hocket.runtime.net.agreement import Agreement, Ranks
 from hocket.runtime.net.links import Frame
 
 
@@ -59,15 +59,15 @@ class Peer:
         self.lost: set[int] = set()
         self.sends_left: int | None = None
         self.results: list[tuple[Ranks, int]] = []
-        self.circle = Circle(self, tuple(range(world.size)))
+        self.agreement = Agreement(self, tuple(range(world.size)))
         self.running: Generator[None, None, None] | None = self._run()
 
     def _run(self) -> Generator[None, None, None]:
         for number in range(self.world.rounds):
             phases = 2 + number % 2
             operation = AddUp((number + 1) * 10**self.rank, phases)
-            self.results.append((yield from self.circle.hold(operation)))
-        yield from self.circle.hold(AddUp(0, 2))  # as the runtime does: all wait for the end
+            self.results.append((yield from self.agreement.run(operation)))
+        yield from self.agreement.run(AddUp(0, 2))  # as the runtime does: all wait for the end
 
     def send(self, to: int, frame: Frame) -> None:
         if self.sends_left == 0:
@@ -118,7 +118,7 @@ class World:
                 self._deliver(*self.rng.choice(wires))
             else:
                 self._advance(self.rng.choice(waiting))
-        raise AssertionError(f"no end in sight: {[(p.rank, p.circle.awaits) for p in waiting]}")
+        raise AssertionError(f"no end in sight: {[(p.rank, p.agreement.awaits) for p in waiting]}")
 
     def _deliver(self, source: int, to: int) -> None:
         frame = self.wires[source, to].popleft()
@@ -126,7 +126,7 @@ class World:
             self.peers[to].lose(source)
         else:
             with suppress(DiedError):  # an answer may be the last thing it does
-                self.peers[to].circle.take(frame)
+                self.peers[to].agreement.take(frame)
 
     def _advance(self, peer: Peer) -> None:
         assert peer.running is not None
