@@ -172,7 +172,11 @@ ARPA_CASES = [
     ("too probable", ARPA.replace("-0.5 one", "0.5 one"), ("lm.arpa:7", "above 0")),
     ("no number", ARPA.replace("-0.5 one", "x one"), ("lm.arpa:7", "no number")),
     ("too many fields", ARPA.replace("-0.5 one", "-0.5 one a b c"), ("lm.arpa:7", "5 fields")),
-    ("no end of sentence", ARPA.replace("-0.5 </s>", "-0.5 three"), ("</s>", "no sentence could end")),
+    (
+        "no end of sentence",
+        ARPA.replace("-0.5 </s>", "-0.5 three"),
+        ("</s>", "no sentence could end"),
+    ),
     ("other words", ARPA.replace("one", "eins").replace("two", "zwei"), ("another language",)),
 ]
 

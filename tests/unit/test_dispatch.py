@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from helpers.runs import simulator
 from helpers.tasks import Quadratic
+
 from hocket import Cluster, Sequential
 from hocket.core import effects
 from hocket.core.effects import Effect
@@ -76,6 +76,6 @@ def test_what_is_in_no_table_is_no_effect() -> None:
 
     coroutine = nothing()
     fiber = Fiber(3, "main", coroutine, lambda value, error: None)
-    with pytest.raises(ContractError, match="rank 3 awaited .* not an effect"):
+    with pytest.raises(ContractError, match=r"rank 3 awaited .* not an effect"):
         handler_of({}, fiber, Unknown())
     coroutine.close()

@@ -11,6 +11,8 @@ claim with --smoke.
     execute.py     running, several at once           statistics.py  intervals, seeds needed
     cache.py       what was computed before           writing.py     table, page, docs/results
     command.py     the command                        tasks.py       the task when none is given
+
+May import everything but `cli`.
 """
 
 from __future__ import annotations
