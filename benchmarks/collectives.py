@@ -1,4 +1,4 @@
-"""How long a mean over the learners of one host takes, and nothing else.
+"""How long one mean over the learners of one host takes, without any training.
 
 python benchmarks/collectives.py [--learners 2 4] [--values 6700000]
 """

@@ -56,13 +56,13 @@ def minibatches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Clock:
-    """Notes the time of every minibatch, in a file of this process."""
+    """Notes the time of every minibatch, in a file of its process."""
 
     def __init__(self, folder: str) -> None:
         self._fd = os.open(f"{folder}/{os.getpid()}.f64", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def tick(self) -> None:
-        """A minibatch begins."""
+        """Note the time at which a minibatch begins."""
         os.write(self._fd, np.array([time.perf_counter(), time.process_time()]).tobytes())
 
 
@@ -255,7 +255,7 @@ class Meet(hocket.Strategy[hocket.State]):
     evaluates: ClassVar = "average"
 
     def gain(self, num_learners: int) -> float:
-        """As if the models were averaged."""
+        """Return 1/P, as if the models were averaged."""
         return 1.0 / num_learners
 
     async def run(self, me: Learner, state: hocket.State) -> hocket.State:

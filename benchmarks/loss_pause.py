@@ -4,7 +4,7 @@
 
 Learners train a small network, one of them is killed (`kill -9` of itself, inside a collective or
 while it computes), and every survivor notes when it takes a minibatch. The pause is the longest
-time between two minibatches of any survivor from the kill on, less the usual one. Goal: < 0.2 s.
+time between two minibatches of any survivor after the kill, minus the usual time. Goal: < 0.2 s.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What meeting every 16 minibatches costs two real learners, told within one run.
+"""What meeting every 16 minibatches costs two real learners, measured within one run.
 
     python benchmarks/meeting.py [--turns 32] [--strategy kstep bmuf diloco]
 
 The job of `contenders.py`. The learners take turns: 32 minibatches on their own, each at its own
 pace, then 32 in two blocks of 16 with the strategy's meeting after each. A ratio is the speed of a
 turn with meetings over that of the turn without before it; both ran in the same processes within
-seconds, so a machine that is faster or slower in the next minute does not matter. Told apart: what
-a meeting costs the learner that comes last, which waits for nobody; the rest is waiting for it.
+seconds, so a machine that is faster or slower in the next minute does not matter. The cost
+of a meeting is given for the learner that comes last, which does not wait; the rest is waiting for
+that learner.
 Means over the pairs (of ratios: geometric), with standard errors: pairs differ by several percent.
 
 Goal: `kstep` >= 0.98.
@@ -37,7 +38,7 @@ _BLOCKS = itertools.count()  # of this process
 
 
 class Turns:
-    """A strategy's blocks, but for one long one in every three."""
+    """A strategy's blocks, except that every third block is one long turn without a meeting."""
 
     def block(self, state: hocket.State) -> int:
         """Return how many local steps come before the next meeting."""
@@ -46,17 +47,17 @@ class Turns:
 
 @dataclass(frozen=True)
 class KStep(Turns, hocket.KStep):
-    """In turns."""
+    """The strategy, with and without meetings in turns."""
 
 
 @dataclass(frozen=True)
 class BMUF(Turns, hocket.BMUF):
-    """In turns."""
+    """The strategy, with and without meetings in turns."""
 
 
 @dataclass(frozen=True)
 class DiLoCo(Turns, hocket.DiLoCo):
-    """In turns."""
+    """The strategy, with and without meetings in turns."""
 
 
 STRATEGIES = {"kstep": KStep, "bmuf": BMUF, "diloco": DiLoCo}
@@ -67,7 +68,7 @@ class Pair:
     """A turn without meetings and one with."""
 
     log_ratio: float
-    cost: float  # of a meeting for whoever comes last, seconds
+    cost: float  # of a meeting, for the learner that comes last; seconds
     share: float  # of the turn with meetings, that this cost is
 
 

@@ -4,11 +4,11 @@
 
 The network and the data of `throughput.py` (440-5x1024-2000, sigmoid), one thread, ranks 20 and 80,
 update period 4, Kaldi's first rate (3e-4 for every frame of a minibatch). Each contender has a
-process of its own, so that none finds the memory that another has left; one runs at a time, four
-minibatches (one update of the estimate) in each turn, in an order shuffled anew for every repeat.
-Ratios are taken within a repeat, to the mean of plain SGD's two processes, which also show what
-chance does. Printed: mean and standard error, median, of the ratios by the clock and by processor
-time.
+process of its own, so that none uses memory that another has left; one runs at a time, four
+minibatches (one update of the estimate) in each turn, in an order shuffled again for every repeat.
+Ratios are taken within a repeat, to the mean of plain SGD's two processes, which also show the
+effect of chance. Printed: mean, standard error and median of the ratios, by the clock and by
+processor time.
 
 `sgd, in backward` is PyTorch's own way to step in the backward pass (a hook after each gradient).
 `sgd + products` is a lower bound for whatever stores its gradients: plain SGD and the products with
@@ -112,7 +112,7 @@ class Contender:
 
 
 class ThinProducts:
-    """Nothing but what projecting both sides of all layers, and the updates' J, must multiply."""
+    """Only the products that projecting both sides of all layers, and the updates' J, need."""
 
     def __init__(self, batch_frames: int) -> None:
         linear = [m for m in contenders.build_model() if isinstance(m, nn.Linear)]
@@ -154,19 +154,19 @@ class Racing:
         return self._process.stdout.readline().strip()
 
     def take(self) -> Seconds:
-        """Let it have its turn."""
+        """Let the contender take one turn; return its times."""
         assert self._process.stdin is not None
         print("go", file=self._process.stdin, flush=True)
         clock, processor = map(float, self._line().split())
         return clock, processor
 
     def close(self) -> None:
-        """Let it end."""
+        """End the contender's process."""
         self._process.communicate(timeout=60)
 
 
 def compare(batch_frames: int, repeats: int) -> dict[str, list[Seconds]]:
-    """Let all take turns."""
+    """Let all contenders take turns, in a new order for every repeat."""
     racing = {name: Racing(name, batch_frames) for name in (*CONTENDERS, BOUND)}
     times: dict[str, list[Seconds]] = {name: [] for name in racing}
     for repeat in range(repeats):

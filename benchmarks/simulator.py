@@ -7,7 +7,7 @@ namespaces joined by a veth pair that `tc tbf` limits to 1 Gbit/s and 100 Mbit/s
 
 What the simulator is told is measured in the same circumstances: a learner's speed from a run in
 which nobody communicates until the end, the speed of shared memory from collectives alone. A wire
-is as fast as its limit, less the headers of Ethernet, IP and TCP. Goal: within 10 %.
+is as fast as its limit, minus the headers of Ethernet, IP and TCP. Goal: within 10 %.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Job(hocket.Task):
         object.__setattr__(self, "_batch", (torch.randn(BATCH, 440), torch.randint(500, (BATCH,))))
 
     def load(self, split: str, item: hocket.Item, epoch: int) -> Any:
-        """Always the same."""
+        """Return the same minibatch every time."""
         return self.__dict__["_batch"]
 
     def loss(self, model: nn.Module, batch: Any) -> hocket.Loss:
@@ -72,7 +72,7 @@ class Job(hocket.Task):
 
 @dataclass(frozen=True)
 class Case:
-    """One circumstance."""
+    """Where the learners run: how many, on how many hosts, joined by which wire."""
 
     hosts: int
     learners: int  # on all hosts
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name of this case in the table."""
         wire = f", {self.mbit:g} Mbit/s" if self.mbit else ""
         return f"{self.learners} learners on {self.hosts} host(s){wire}"
 

@@ -3,8 +3,8 @@
     python benchmarks/throughput.py [--repeats 7] [--steps 60] [--only plain hocket-1]
     python benchmarks/throughput.py --averaging
 
-Contenders (see contenders.py) run one after another, in an order that is shuffled anew for every
-repeat, so that what else the machine does hits all alike. A ratio is taken within a repeat; its
+Contenders (see contenders.py) run one after another, in an order that is shuffled again for every
+repeat, so that other work of the machine affects all alike. A ratio is taken within a repeat; its
 median and its range over the repeats are printed, by the clock and by processor time.
 
 Goals: one learner >= 1.0 of the plain loop; of two processes that do not communicate, the physical

@@ -66,7 +66,7 @@ def main() -> None:
     for name, result in (("alone", alone), ("two learners", pair), ("simulated", twin)):
         print(f"{name:14} dev loss {result.loss:.4f}  accuracy {result.accuracy:.4f}")
     same = all(torch.equal(pair.model[k], twin.model[k]) for k in pair.model)
-    print("real and simulated models agree to the bit:", same)
+    print("real and simulated models agree bit for bit:", same)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def _ended(folder: Path) -> bool:
 
 
 def row_of(folders: list[Path], strategy: str, learners: int) -> Row:
-    """Gather what the runs of one strategy came to."""
+    """Gather the results of one strategy's runs."""
     runs = [read_run(folder) for folder in folders]
     rates = [run.errors.rate for run in runs if run.errors is not None]
     return Row(

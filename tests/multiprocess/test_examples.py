@@ -20,7 +20,7 @@ def test_own_model() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "agree to the bit: True" in done.stdout
+    assert "agree bit for bit: True" in done.stdout
 
 
 def test_attach_runs_on_two_learners_and_its_diff_is_the_documented_one() -> None:

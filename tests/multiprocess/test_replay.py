@@ -75,7 +75,7 @@ def test_what_cannot_be_played_again_is_refused(tmp_path: Path) -> None:
         replayed(experiment(ADPSGD()), run)
     lost = tmp_path / "lost"
     api.run_real(experiment(ADPSGD()), lost, progress=False, faults=(Fault(1, at_draw=2),))
-    with pytest.raises(ConfigError, match="lost a learner on its way"):
+    with pytest.raises(ConfigError, match="lost a learner, and what"):
         replayed(experiment(ADPSGD()), lost)
 
 

@@ -1,1 +1,4 @@
-"""The command line, one module per group of commands. It may import all; nothing imports it."""
+"""The command line: one module per group of commands, and what they share.
+
+May import every other room. Only `hocket.__main__` imports it.
+"""

@@ -108,17 +108,6 @@ def all_partners(rank: int, alive: Sequence[int]) -> list[int]:
     return list(alive[1::2])
 
 
-def bipartite(size: int, round_number: int, seed: int = 0) -> Matrix:
-    """Every active learner with another passive one, drawn afresh: a round's worth of pairs."""
-    alive = range(size)
-    passive = all_partners(0, alive)
-    random.Random(stable_seed(seed, "pairs", round_number)).shuffle(passive)
-    mixing = np.eye(size)
-    for i, j in zip(alive[::2], passive, strict=False):
-        mixing = mixing @ pair(size, i, j)
-    return mixing
-
-
 # ---------------------------------------------------------------------------- how well they mix
 
 

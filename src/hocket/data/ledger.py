@@ -25,7 +25,7 @@ from hocket.errors import ContractError
 
 
 class Ledger(Protocol):
-    """What an account of the pool answers, whoever keeps it."""
+    """What every ledger can do, whichever way it is kept."""
 
     committed_frames: int
     discarded_frames: int
@@ -71,27 +71,27 @@ class Ledger(Protocol):
         ...
 
     def behind(self, alive: tuple[int, ...]) -> bool:
-        """True if items of lost learners must still be given back, at a quiet point."""
+        """True if items of lost learners must still be returned to the pool, at a quiet point."""
         ...
 
     def pending_places(self) -> list[list[int]]:
-        """Name what this learner has drawn and nobody has settled, where others must know."""
+        """List what this learner has drawn and nobody has settled, if others must know it."""
         ...
 
     def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
-        """Give back what was lost with learners; `held` is in the hands of survivors."""
+        """Return the items of lost learners to the pool; survivors hold those in `held`."""
         ...
 
     def survived_by(self, alive: tuple[int, ...]) -> None:
-        """Take note that what was lost has been given back."""
+        """Remember that the items of lost learners have been returned."""
         ...
 
     def settled_for_others(self) -> list[list[int]]:
-        """Name what this learner settled that another drew, since the last quiet point."""
+        """List what this learner settled that another drew, since the last quiet point."""
         ...
 
     def reconcile(self, places: list[list[int]]) -> None:
-        """Strike out what others have settled on this learner's behalf."""
+        """Remove from this learner's pending items what others have settled for it."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,31 +104,31 @@ class Ledger(Protocol):
 
 
 class KnownByAll:
-    """The part of a ledger that has no loose ends at a quiet point: each learner knows all."""
+    """What a ledger need not do at a quiet point, if each learner knows the whole account."""
 
     def behind(self, alive: tuple[int, ...]) -> bool:
-        """What the lost had drawn is dealt again with the next settlement."""
+        """Return False: what the lost had drawn is dealt again with the next settlement."""
         return False
 
     def pending_places(self) -> list[list[int]]:
-        """Nobody needs to know."""
+        """Return nothing: all learners know what is pending."""
         return []
 
     def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
-        """Nothing is lost."""
+        """Do nothing: settlements return the items of the lost."""
 
     def survived_by(self, alive: tuple[int, ...]) -> None:
-        """Nothing is lost."""
+        """Do nothing: settlements say who is alive."""
 
     def settled_for_others(self) -> list[list[int]]:
-        """Nobody settles what another drew."""
+        """Return nothing: learners settle only what they drew themselves."""
         return []
 
     def reconcile(self, places: list[list[int]]) -> None:
-        """Nobody settles what another drew."""
+        """Do nothing: learners settle only what they drew themselves."""
 
     def refresh(self) -> None:
-        """Nothing to look up: the account is complete as it is."""
+        """Do nothing: the account is always complete."""
 
 
 def refuse_partial_deal(rank: int, num_active: int, alive: tuple[int, ...]) -> None:
@@ -142,7 +142,7 @@ def refuse_partial_deal(rank: int, num_active: int, alive: tuple[int, ...]) -> N
 
 
 class ReplicatedLedger(KnownByAll):
-    """The account a synchronous learner keeps of everybody, by counting its own rounds.
+    """The account of all learners that a synchronous learner keeps by counting its own rounds.
 
     The unsettled items of the epoch are dealt out in rounds, one column per member. All members
     draw and settle in the same order, so when I have settled n rounds, so has everyone.
@@ -161,7 +161,7 @@ class ReplicatedLedger(KnownByAll):
         self._drawn = self._settled = 0
         self._own_pending = 0
         self._base = 0  # number of the first row of _rounds, for tickets drawn before a resumption
-        self._deal = 0  # how often the epoch has been dealt anew
+        self._deal = 0  # how often the epoch's items have been dealt again
 
     @property
     def epoch(self) -> int:
@@ -191,8 +191,8 @@ class ReplicatedLedger(KnownByAll):
     ) -> None:
         """Settle whole rounds: up to the newest ticket given, or all that have been drawn.
 
-        `alive` is who took part in the collective that completed this settlement. What others had
-        drawn comes back to the pool, which is dealt anew among those who live.
+        `alive` is who took part in the collective that completed this settlement. What the lost
+        had drawn returns to the pool, which is dealt again among the survivors.
         """
         upto = self._drawn if tickets is None else self._rows_upto(tickets)
         block = self._rounds[self._settled : upto]
@@ -211,7 +211,7 @@ class ReplicatedLedger(KnownByAll):
             self._open(self._epoch + 1)
 
     def _rows_upto(self, tickets: tuple[Ticket, ...]) -> int:
-        """Rows up to the newest ticket; what was drawn before the items were dealt anew is void."""
+        """Rows up to the newest ticket; tickets from before the items were dealt again are void."""
         now = (self._epoch, self._deal)
         rows = [1 + t.round - self._base for t in tickets if (t.epoch, t.deal) == now]
         return max(self._settled, min(self._drawn, max(rows, default=0)))
@@ -274,7 +274,7 @@ class ReplicatedLedger(KnownByAll):
     closed = exhausted
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, also with other learners."""
+        """Return everything needed to go on, with the same learners or with others."""
         rest = None if self.closed() else self._rounds[self._settled :].ravel()
         return {
             "epoch": self._epoch,
@@ -288,7 +288,7 @@ class ReplicatedLedger(KnownByAll):
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
-        """Go on from a saved account; other learners get what is unsettled dealt anew."""
+        """Go on from a saved account; for other learners, what is unsettled is dealt again."""
         self.committed_frames = state["committed_frames"]
         self.discarded_frames = state["discarded_frames"]
         members = len(self.members)

@@ -1,7 +1,7 @@
 """One pool of items, in a seeded order, from which all learners draw.
 
 The pool only knows *which* items there are and in what order an epoch visits them. Who drew what,
-and what became of it, is the ledger's business (`hocket.data.ledger`).
+and what became of it, is in the ledger (`hocket.data.ledger`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Pool:
         """Deal a queue out in rounds: a (rounds, members) array of item indices or DRY.
 
         pool:  draw n of the r-th member is item n * P + r of the queue.
-        fixed: an item belongs to member (index mod P) for ever.
+        fixed: an item belongs to member (index mod P) in every epoch.
         """
         size = len(members)
         if self.sharding == "pool":

@@ -1,12 +1,12 @@
-"""The account of asynchronous strategies: first come, first served, from counters all share.
+"""The ledger of asynchronous strategies: first come, first served, from counters all share.
 
 The counters are a dictionary in the simulator and the rendezvous store in real processes. Nothing
 here needs more than an atomic addition. See `hocket.data.ledger` for what an account is.
 
 A learner may die between any two of its entries. Each settlement is therefore one mark on the item
-itself, made first; the sums beside it only save the others from counting marks. After a loss
-`recover` counts them anew, and gives back whatever was drawn and is neither marked nor in a
-survivor's hands.
+itself, made first; the sums are kept only so that nobody has to count marks. After a loss `recover`
+counts the marks again, and returns to the pool what was drawn and is neither marked nor held by a
+survivor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Place: TypeAlias = tuple[int, int]  # epoch, index of an item
 
 
 class Counters(Protocol):
-    """The little that learners must share: atomic counters and named values."""
+    """All that learners must share: atomic counters and named values."""
 
     def add(self, key: str, amount: int) -> int:
         """Add and return the new value; atomic."""
@@ -42,7 +42,7 @@ class Counters(Protocol):
 
 @dataclass
 class LocalCounters:
-    """Counters within one process: the simulator's."""
+    """Counters within one process, for the simulator."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class SharedLedger:
         self._num_draws = pool.epochs * len(pool)
         self._shard = members.index(rank), len(members)
         self._lane = 0  # own draws, with fixed shards
-        self._claimed = 0  # returned items up to this number belong to somebody
+        self._claimed = 0  # returned items up to this number have been claimed
         self._pending: dict[tuple[int, int], Ticket] = {}
         self._settled_for_others: set[tuple[int, int]] = set()
         self.committed_frames = 0
@@ -125,7 +125,7 @@ class SharedLedger:
         return epoch, int(order[order % size == column][place])
 
     def _next_returned(self) -> tuple[int, int] | None:
-        """Claim the first returned item that nobody else has; whoever counts to 1 has it."""
+        """Claim the first returned item that is free; the learner that counts to 1 gets it."""
         for number in range(self._claimed + 1, self._counters.add("returned", 0) + 1):
             self._claimed = number
             if self._counters.add(f"claims/{number}", 1) == 1:
@@ -140,7 +140,7 @@ class SharedLedger:
         tickets: tuple[Ticket, ...] | None = None,
         alive: tuple[int, ...] | None = None,
     ) -> None:
-        """Settle tickets, one's own or another learner's that came with a message."""
+        """Settle tickets: this learner's own, or another's that came with a message."""
         for ticket in tuple(self._pending.values()) if tickets is None else tickets:
             if ticket.dry:
                 continue
@@ -161,7 +161,7 @@ class SharedLedger:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the common counters."""
+        """Read the common counters: what all learners have settled by now."""
         self.committed_frames = self._counters.add(_FRAMES["commit"], 0)
         self.discarded_frames = self._counters.add(_FRAMES["discard"], 0)
         self._settled = self._counters.add("settled", 0)
@@ -182,7 +182,7 @@ class SharedLedger:
         """True if every item is settled, as last seen."""
         return self._settled >= self._num_draws
 
-    # At a quiet point the learners' views are laid side by side.
+    # At a quiet point the learners compare their views.
 
     def deal_to(self, num_active: int, alive: tuple[int, ...]) -> None:
         """Refuse to leave a learner out: here nothing is dealt, each takes what comes next."""
@@ -193,34 +193,34 @@ class SharedLedger:
         return alive != self.members
 
     def pending_places(self) -> list[list[int]]:
-        """Name what this learner has drawn and nobody has settled."""
+        """List what this learner has drawn and nobody has settled."""
         return [list(place) for place in self._pending]
 
     def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
-        """Give back what was lost with learners; `held` is pending with those who are alive.
+        """Return the items of lost learners to the pool; survivors hold the items in `held`.
 
-        For one of the living, while nobody draws or settles.
+        One survivor calls it, while nobody draws or settles.
         """
         lost = [column for column, rank in enumerate(self._everyone) if rank not in alive]
         _recover(self._counters, self._pool, held, lost, self._shard[1])
         self.survived_by(alive)
 
     def survived_by(self, alive: tuple[int, ...]) -> None:
-        """Take note that another has recovered what was lost."""
+        """Remember that a learner has returned what was lost."""
         self.members = alive
         self.refresh()
 
     def settled_for_others(self) -> list[list[int]]:
-        """Name what this learner settled that another drew, since the last quiet point."""
+        """List what this learner settled that another drew, since the last quiet point."""
         return [list(place) for place in sorted(self._settled_for_others)]
 
     def strike(self, places: list[list[int]]) -> None:
-        """Strike out what others have settled on this learner's behalf."""
+        """Remove from this learner's pending items what others have settled for it."""
         for epoch, index in places:
             self._pending.pop((epoch, index), None)
 
     def reconcile(self, places: list[list[int]]) -> None:
-        """Strike out what others have settled, and begin a new list of what I settle for them."""
+        """Remove what others have settled, and begin a new list of what this one settles."""
         self.strike(places)
         self._settled_for_others.clear()
 
@@ -251,7 +251,7 @@ class SharedLedger:
 def open_ledger(
     pool: Pool, rank: int, members: tuple[int, ...], counters: Counters, *, synchronous: bool
 ) -> Ledger:
-    """Open the kind of account that a strategy needs."""
+    """Open the kind of ledger that a strategy needs."""
     if synchronous:
         return ReplicatedLedger(pool, rank, members)
     return SharedLedger(pool, rank, members, counters)
@@ -281,10 +281,10 @@ def load_counters(
     pending: list[list[int]] | None = None,
     lanes: list[int] | None = None,
 ) -> None:
-    """Restore the common part; `orphans` were pending with learners that are no more.
+    """Restore the common part; `orphans` were pending with learners that are gone.
 
-    Marks are not saved: that all drawn before is settled, but for what is named, says as much.
-    `pending` is in the hands of learners that go on, `lanes` are how far each had drawn.
+    Marks are not saved: all that was drawn before is settled, except the items named here.
+    `pending` is held by learners that go on; `lanes` says how far each had drawn.
     """
     for key in _COUNTERS:
         counters.add(key, state[key] - counters.add(key, 0))
@@ -298,14 +298,14 @@ def load_counters(
 
 
 def _give_back(counters: Counters, place: Place) -> None:
-    """Return an item while nobody else does; a death in the middle leaves nothing half done."""
+    """Return an item while no other learner does; a death in the middle does no harm."""
     number = counters.add("returned", 0) + 1
     counters.put(f"returned/{number}", json.dumps(place))
     counters.add("returned", 1)
 
 
 def _waiting(counters: Counters) -> Iterator[Place]:
-    """Yield what was returned and nobody has claimed."""
+    """Yield the returned items that nobody has claimed."""
     for number in range(1, counters.add("returned", 0) + 1):
         if counters.add(f"claims/{number}", 0) == 0:
             epoch, index = json.loads(counters.get(f"returned/{number}"))
@@ -315,7 +315,7 @@ def _waiting(counters: Counters) -> Iterator[Place]:
 def _recover(
     counters: Counters, pool: Pool, held: list[list[int]], lost: list[int], size: int
 ) -> None:
-    """Count the marks, put the sums right, and return what nobody holds."""
+    """Count the marks, correct the sums, and return to the pool what nobody holds."""
     before: dict[str, Any] = dict.fromkeys(_COUNTERS, 0) | {"open": [], "lanes": []}
     if counters.add("resumed", 0):
         before |= json.loads(counters.get("before"))
@@ -358,7 +358,7 @@ def _drawn_since(counters: Counters, pool: Pool, before: dict[str, Any]) -> Iter
 def _ownerless(
     counters: Counters, pool: Pool, before: dict[str, Any], lost: list[int], size: int
 ) -> set[Place]:
-    """Return what, with fixed shards, belongs to the lost, or to whoever had it in hand."""
+    """With fixed shards, return every place that a lost learner may have drawn."""
     places = {(e, i) for e, i in before["open"]}
     for number in range(1, counters.add("returned", 0) + 1):
         epoch, index = json.loads(counters.get(f"returned/{number}"))

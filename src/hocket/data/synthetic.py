@@ -33,7 +33,7 @@ _SPLITS = {"train": 0, "dev": 1, "test": 2}
 
 @dataclass
 class Frames:
-    """One split: all utterances one after the other, and where each frame's utterance lies."""
+    """One split: all utterances in a row, and where the utterance of each frame begins and ends."""
 
     x: torch.Tensor  # (frames, features)
     labels: torch.Tensor  # (frames,)

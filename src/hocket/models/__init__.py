@@ -1,4 +1,7 @@
-"""Acoustic models: feed-forward networks with ReLU, sigmoid or p-norm hidden layers."""
+"""Acoustic models: feed-forward networks with ReLU, sigmoid or p-norm hidden layers.
+
+May import core, support, errors: a model knows neither its data nor who trains it.
+"""
 
 from __future__ import annotations
 

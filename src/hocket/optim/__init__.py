@@ -1,4 +1,8 @@
-"""How one learner turns a gradient into a step: optimizers, schedules, rate compensation."""
+"""How one learner turns a gradient into a step: optimizers, schedules, rate compensation.
+
+May import core, support, errors; never `record`, `data` or `codecs`, which are rooms beside it. It
+knows nothing of strategies or of other learners.
+"""
 
 from __future__ import annotations
 

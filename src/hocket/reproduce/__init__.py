@@ -1,6 +1,6 @@
 """Every published claim as a command: `hocket reproduce NAME`.
 
-To add one, write `claims/NAME.py` with a subclass of `Claim`; nothing else needs to know it. It
+To add one, write `claims/NAME.py` with a subclass of `Claim`; nothing else must be changed. It
 declares the claim, its paper and what would refute it; `runs(bench)` lists the runs (usually by
 `bench.run(arm, strategy, learners, seed=...)`, for every seed of `bench.seeds`); `judge(found,
 bench)` compares arms with the functions of `checks`. The task, the number of epochs and the seeds
@@ -11,6 +11,8 @@ claim with --smoke.
     execute.py     running, several at once           statistics.py  intervals, seeds needed
     cache.py       what was computed before           writing.py     table, page, docs/results
     command.py     the command                        tasks.py       the task when none is given
+
+May import everything but `cli`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def all_claims() -> dict[str, Claim]:
 
 
 def find(name: str) -> Claim:
-    """Return a claim by its name."""
+    """Return a claim by its name; an unknown name is refused with the nearest one."""
     claims_ = all_claims()
     if name not in claims_:
         raise ConfigError(

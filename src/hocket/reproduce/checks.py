@@ -42,7 +42,7 @@ def at_most(
     """Check that mean(a) <= mean(b) + margin.
 
     A value of `a` that is not finite is a run that failed. So is an infinite value of `b`; NaN or
-    minus infinity there says nothing, because `b` may be a difference of two runs that failed.
+    minus infinity in `b` proves nothing, because `b` may be a difference of two runs that failed.
     """
     return _missing(statement, a, b) or _compared(statement, a, b, margin)
 

@@ -35,13 +35,13 @@ class Run:
         return self.experiment.options.seed
 
     def describe(self) -> str:
-        """Name the run."""
+        """A name for messages: arm, setting and seed."""
         return ", ".join(filter(None, (self.arm, self.setting, f"seed {self.seed}")))
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a claim is tried on: the task, how long, with which seeds."""
+    """What a claim is tried on: the task, the number of epochs, the seeds."""
 
     scale: Scale
     task: Task
@@ -102,7 +102,7 @@ class Bench:
 
 
 class Claim(ABC):
-    """One published claim, as an experiment. A subclass in a file of its own is all it takes."""
+    """One published claim, as an experiment: one subclass in a file of its own."""
 
     name: ClassVar[str]  # of the command: hocket reproduce NAME
     claim: ClassVar[str]  # one sentence, as the paper would say it
@@ -113,14 +113,14 @@ class Claim(ABC):
 
     @abstractmethod
     def runs(self, bench: Bench) -> list[Run]:
-        """Declare the runs: tiny for a smoke test, a few minutes if quick, in earnest if full."""
+        """Declare the runs: tiny for a smoke test, a few minutes if quick, and the full form."""
 
     @abstractmethod
     def judge(self, found: Found, bench: Bench) -> list[Check]:
         """Compute the verdict, check by check (see `hocket.reproduce.checks`)."""
 
     def plots(self, found: Found, bench: Bench) -> list[str]:
-        """Draw what curves of loss do not show (`hocket.report.charts`), as SVG."""
+        """Draw what the curves of the loss do not show (`hocket.report.charts`), as SVG."""
         return []
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
@@ -128,7 +128,7 @@ class Claim(ABC):
         return []
 
     def task(self, scale: Scale) -> Task | None:
-        """Return a task of this claim's own, or None for the one all claims share."""
+        """Return this claim's own task, or None for the task that all claims share."""
         return None
 
     def shown(self, found: Found) -> list[Arm]:

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list() -> None:
-    """Print each claim's name, and beside it what is claimed and by whom."""
+    """Print each claim's name, what is claimed, and by which paper."""
     claims = all_claims()
     column = max(map(len, claims)) + 2
     for claim in claims.values():
@@ -123,7 +123,7 @@ def _list() -> None:
 
 
 def bench_of(claim: Claim, args: argparse.Namespace) -> Bench:
-    """Put together what the claim is tried on."""
+    """Make the bench: task, epochs, seeds and rate, from the options."""
     scale: Scale = "smoke" if args.smoke else "quick" if args.quick else "full"
     size = SIZES[scale]
     own = claim.task(scale)

@@ -1,8 +1,8 @@
-"""Running what a claim declares: cached, several at once, resumed where it was interrupted.
+"""Runs what a claim declares: cached, several at once, resumed where it was interrupted.
 
-An arm with several settings is tuned with its first seed; the other seeds are spent on the setting
-that did best there. That costs half of the runs, or less, and is alike for every arm. Of a speech
-task, only what was not merely tuned with is decoded.
+An arm with several settings is tuned with its first seed; the other seeds run at the setting that
+was best there. That saves half of the runs or more, and is the same for every arm. On a speech
+task, only runs at the chosen settings are decoded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OVERHEAD: Final = 1.3  # evaluation, checkpoints and averaging, over gradients a
 
 @dataclass(frozen=True)
 class Piece:
-    """A run, where it is kept, and when it is too late to begin it."""
+    """A run to do: where it is kept, and until when it may begin."""
 
     run: Run
     folder: Path
@@ -60,7 +60,7 @@ def planned(runs: Sequence[Run], store: Path) -> list[Run]:
 
 
 def _tuning(runs: Sequence[Run]) -> list[Run]:
-    """Return what needs no choice: arms with one setting, and the first seed of all others."""
+    """Return the runs that need no tuning before: arms with one setting, and first seeds."""
     tuned, first = _tuned(runs), min(run.seed for run in runs)
     return [run for run in runs if run.arm not in tuned or run.seed == first]
 
@@ -81,7 +81,7 @@ def _tuned(runs: Sequence[Run]) -> set[str]:
 
 
 def expected_s(runs: Sequence[Run], jobs: int) -> float:
-    """Say how long some runs will take here, from the time of a few gradients of each task."""
+    """Return how long some runs will take here, from the time of a few gradients of each task."""
     seconds: dict[Task, float] = {}
     total = 0.0
     for run in runs:
@@ -126,7 +126,7 @@ def execute(
 
 
 def _decode_best(tuning: Sequence[Run], others: Sequence[Run], store: Path, jobs: int) -> None:
-    """Decode the runs at the chosen settings, and let go of the models of all others."""
+    """Decode the runs at the chosen settings, and delete the models of all others."""
     chosen = {(run.arm, run.setting) for run in others}
     places = [(folder(store, run), run) for run in tuning]
     kept = [(path, run) for path, run in places if (path / "run").exists()]
@@ -168,7 +168,7 @@ def _compute(
 
 
 def _one(piece: Piece) -> bool:
-    """Run one, from its last checkpoint if it has one; False if there was no time, or Ctrl-C."""
+    """Run one, from its last checkpoint if it has one; False: no time was left, or Ctrl-C."""
     if time.monotonic() > piece.deadline_s:
         return False
     piece.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What runs came to: one `Outcome` a run, kept as JSON; an `Arm` is the same run over its seeds."""
+"""Results of runs: one `Outcome` per run, kept as JSON; an `Arm` is the same run over its seeds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hocket.support.files import write_atomically
 class Outcome:
     """How one run ended. One that diverged has an infinite loss, time and distance, and accuracy 0.
 
-    So whatever it is compared by, it has failed.
+    So it has failed in whichever figure it is compared.
     """
 
     loss: float
     accuracy: float
     frames: int
     discarded_frames: int
-    time_s: float  # virtual, or of the wall; evaluation left out
+    time_s: float  # virtual, or by the clock; without evaluation
     bytes_sent: int  # by all learners
     utilisation: float  # mean over the learners
     curve: tuple[Point, ...]
@@ -75,12 +75,12 @@ def of_result(result: Result, evaluations: Sequence[Event], wall_s: float, wer: 
 
 
 def of_divergence(reason: str, wall_s: float) -> Outcome:
-    """Return what is kept of a run that the guard stopped: that is a result, and a bad one."""
+    """Return what is kept of a run that the guard stopped: that, too, is a result."""
     return Outcome(math.inf, 0.0, 0, 0, math.inf, 0, 0.0, (), wall_s, reason, consensus=math.inf)
 
 
 def write(path: Path, outcome: Outcome) -> None:
-    """Keep an outcome; it is there in full or not at all."""
+    """Write an outcome, in full or not at all."""
     write_atomically(path, json.dumps(asdict(outcome)) + "\n")
 
 
@@ -129,7 +129,7 @@ class Arm:
 
     @property
     def num_diverged(self) -> int:
-        """How many seeds the guard stopped."""
+        """How many seeds the guard stopped as diverged."""
         return sum(o.diverged is not None for o in self.outcomes)
 
     def mean(self, of: Callable[[Outcome], float]) -> Interval:

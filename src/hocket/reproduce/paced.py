@@ -18,7 +18,7 @@ from hocket.core.task import Item, Loss, Task
 
 @dataclass(frozen=True)
 class Paced(Task):
-    """Another task, at the pace of a machine that is not there."""
+    """Another task, at the pace of an imagined machine."""
 
     task: Task
     seconds: float  # of a minibatch, computing included
@@ -26,15 +26,15 @@ class Paced(Task):
     factor: float = 1.0  # how much longer a minibatch takes the slow one
 
     def build_model(self) -> nn.Module:
-        """Return the task's model."""
+        """Return the other task's model."""
         return self.task.build_model()
 
     def items(self, split: str) -> Sequence[Item]:
-        """Return the task's items."""
+        """Return the other task's items."""
         return self.task.items(split)
 
     def prepare(self) -> None:
-        """Make the data."""
+        """Prepare the other task."""
         self.task.prepare()
 
     def load(self, split: str, item: Item, epoch: int) -> Any:
@@ -44,14 +44,14 @@ class Paced(Task):
         return self.task.load(split, item, epoch), began + pace if split == "train" else 0.0
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Return the loss, not before its time."""
+        """Return the loss, but not before the stated time is over."""
         data, ready_at = batch
         found = self.task.loss(model, data)
         time.sleep(max(0.0, ready_at - time.monotonic()))
         return found
 
     def describe(self) -> dict[str, Any]:
-        """Return what the task says of itself."""
+        """Return the other task's description: the pace does not change what is learnt."""
         return self.task.describe()
 
 

@@ -1,4 +1,4 @@
-"""What the claims on decentralised methods have in common: who is compared."""
+"""The methods that all claims on decentralised training compare, and their speed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 LEVEL: Final = 0.95
-MAX_SEEDS: Final = 1000  # beyond this "more seeds" is no advice
+MAX_SEEDS: Final = 1000  # more than this would be no useful advice
 
 
 @dataclass(frozen=True)

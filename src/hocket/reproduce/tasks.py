@@ -18,7 +18,7 @@ from hocket.reproduce.claim import Scale
 
 @dataclass(frozen=True)
 class Size:
-    """How much work an experiment of a scale is."""
+    """The task, the epochs and the seeds of an experiment of one scale."""
 
     task: Task
     epochs: int

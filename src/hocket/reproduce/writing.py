@@ -52,7 +52,7 @@ FIGURES: Final = {
 
 @dataclass(frozen=True)
 class Report:
-    """All there is to say of an experiment."""
+    """A claim with its outcomes, checks and plots: what the table and the pages are made of."""
 
     claim: Claim
     bench: Bench
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The verdict, or why there is none."""
+        """The verdict, or the reason why there is none yet."""
         if self.missing:
             return f"none yet: {self.missing} runs are missing"
         return "none: a smoke test" if self.bench.scale == "smoke" else overall(self.checks)
@@ -127,7 +127,7 @@ def markdown(report: Report) -> str:
         *("| " + " | ".join(row) + " |" for row in report.rows),
         "",
         "Means over seeds, ± half of the 95 % interval (Student). Time is "
-        + ("virtual: the simulator's cluster. " if _virtual(report) else "of the wall. ")
+        + ("virtual: the simulator's cluster. " if _virtual(report) else "real time. ")
         + (
             "More frames/s are better; otherwise less is." if _speeds(report) else "Less is better."
         ),

@@ -1,7 +1,7 @@
 """Natural gradient as in Kaldi: the estimate, the layers that use it, and SGD built on it.
 
-May import core, errors. `OnlineNaturalGradient` is the mathematics (`online.py`); `NGSGD` is a
-`torch.optim` optimizer for any loop, `NaturalSGD` the optimizer of Hocket's own runs.
+`OnlineNaturalGradient` is the mathematics (`online.py`); `NGSGD` is a `torch.optim` optimizer for
+any loop, `NaturalSGD` the optimizer of Hocket's own runs. May import core, support, errors.
 """
 
 from __future__ import annotations

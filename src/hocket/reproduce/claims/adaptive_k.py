@@ -35,7 +35,7 @@ class AdaptiveK(Claim):
     )
 
     def arms(self, bench: Bench) -> dict[str, dict[str, Any]]:
-        """Every candidate by itself, then the momentum policies among themselves."""
+        """Each measure by itself, then the momentum policies against each other."""
         k = bench.pick(smoke=4, quick=8, full=32)
         halved = Exponential(epochs=bench.epochs, final_factor=0.05, lr_compensation="sqrt")
         off: dict[str, Any] = {"shrink_sync": False}
@@ -59,7 +59,7 @@ class AdaptiveK(Claim):
         }
 
     def runs(self, bench: Bench) -> list[Run]:
-        """All arms on one number of learners; a stall can be seen only where there is a look."""
+        """All arms with one number of learners, evaluated often: else no stall would be seen."""
         every = bench.pick(smoke=0.5, quick=0.125, full=0.25)
         learners = bench.pick(smoke=2, quick=16, full=16)
         return bench.sequential(evaluate_every=every) + [

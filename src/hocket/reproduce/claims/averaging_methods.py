@@ -72,7 +72,7 @@ class AveragingMethods(Claim):
         return made
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """Who else reaches the sequential run."""
+        """How the methods meet, and which others reach the sequential run."""
         alone = found["sequential"].losses
         lines = [
             f"All meet every {SYNC_EVERY} minibatches. The local rate is the sequential one "

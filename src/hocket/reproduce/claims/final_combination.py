@@ -56,5 +56,5 @@ class FinalCombination(Claim):
         return made
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """Say what is shared."""
-        return ["Both runs of a seed are the same to the bit until the combination."]
+        """What the runs that are compared have in common."""
+        return ["Both runs of a seed are the same, bit for bit, until the combination."]

@@ -34,11 +34,11 @@ class KSweep(Claim):
         return bench.pick(smoke=(2,), quick=(4, 16), full=(4, 16))
 
     def ks(self, bench: Bench) -> tuple[int, ...]:
-        """The sweep."""
+        """The numbers of local steps that are tried."""
         return bench.pick(smoke=(1, 4), quick=(1, 4, 16), full=(1, 2, 4, 8, 16, 32, 64))
 
     def rates(self, bench: Bench) -> tuple[float, ...]:
-        """Tried for every arm."""
+        """Sequential rates tried for every arm."""
         factors = bench.pick(smoke=(1.0,), quick=(1.0,), full=(0.5, 1.0, 2.0, 4.0))
         return tuple(factor * bench.lr for factor in factors)
 

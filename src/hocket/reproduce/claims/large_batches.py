@@ -90,7 +90,7 @@ class LargeBatches(Claim):
         return [charts.dots(title, "times one learner's batch", series, doubling=True)]
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """How far each falls behind."""
+        """How far each method ends above the sequential loss."""
         alone = found["sequential"].losses
         lines = ["The local rate is the sequential one times P, reached in a ramp over an epoch."]
         for name in METHODS:

@@ -49,7 +49,7 @@ def archive(bench: Bench) -> int:
 
 
 def cluster(rule: str, learners: int) -> Cluster:
-    """Equal machines, on which natural gradient takes the time it takes."""
+    """Equal machines, slower for natural gradient by what it costs."""
     plain = Cluster.even(learners)
     (host,) = plain.hosts
     slower = replace(host, frames_per_s=host.frames_per_s / COST)
@@ -129,7 +129,7 @@ class NaturalAveraging(Claim):
         return [charts.dots(title, "learners", series, doubling=True)]
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """Say what is compared."""
+        """What is compared, and on which terms."""
         frames = max(item.frames for item in bench.task.items("train")[:100])
         return [
             "Every arm at the best rate of the same grid; local rates are P times the given one.",
@@ -157,7 +157,7 @@ class NaturalFrames(Claim):
     refuted_by: ClassVar[str] = "it needs as many frames, or never gets there"
 
     def runs(self, bench: Bench) -> list[Run]:
-        """Those of natural-averaging."""
+        """The same runs as for natural-averaging, so they are computed once."""
         return all_runs(bench)
 
     def needed(self, found: Found, network: str, p: int) -> tuple[list[float], list[float]]:
@@ -180,7 +180,7 @@ class NaturalFrames(Claim):
         ]
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """Give the shares."""
+        """The shares of SGD's frames, and how fine they are."""
         lines = []
         for network in networks(bench):
             for p in learners(bench):
@@ -190,4 +190,7 @@ class NaturalFrames(Claim):
                     for a, b in zip(natural, plain, strict=True)
                 )
                 lines.append(f"{network}, P={p}: share of SGD's frames that it needs: {shares}")
-        return [*lines, "The dev set is looked at every quarter of an epoch: that is the grain."]
+        return [
+            *lines,
+            "The dev set is evaluated every quarter of an epoch: shares are no finer.",
+        ]

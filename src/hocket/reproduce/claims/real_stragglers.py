@@ -1,4 +1,4 @@
-"""One slow learner among four real processes: what the simulator says of stragglers, tried."""
+"""One slow learner among four real processes: does the simulator's result on stragglers hold?"""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class RealStragglers(Claim):
     figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "staleness")
 
     def task(self, scale: Scale) -> Task:
-        """Return the usual frames; so many that the slow learner's last minibatch is little."""
+        """Return the usual task, so long that the slow learner's last minibatch hardly counts."""
         items = {"smoke": 24, "quick": 600, "full": 900}[scale]
         return synthetic(items, width=96, dev_frames=4_000)
 
     def pace_s(self, bench: Bench) -> float:
         """Seconds of a minibatch: far above what it costs to compute, so that two cores suffice.
 
-        At 25 ms four learners on two cores are in each other's way: rings kept 0.94 to 0.97.
+        At 25 ms four learners on two cores disturb each other: rings kept 0.94 to 0.97.
         """
         return bench.pick(smoke=0.001, quick=0.025, full=0.05)
 
     def factors(self, bench: Bench) -> tuple[int, ...]:
-        """How slow; 1 is the base."""
+        """How many times slower the slow learner is; 1 is the base."""
         return bench.pick(smoke=(1, 4), quick=(1, 10), full=(1, 2, 10))
 
     def runs(self, bench: Bench) -> list[Run]:
-        """Every method with every factor, and one learner alone: it says what all could do.
+        """Every method with every factor; one learner alone says how fast all could be.
 
-        A slow learner does not change what a synchronous method learns: one seed tells its speed.
+        A slow learner does not change what a synchronous method learns: one seed shows its speed.
         """
         pace = self.pace_s(bench)
         schedule = Exponential(epochs=1)
@@ -94,7 +94,7 @@ class RealStragglers(Claim):
         return speed(found[_arm(name, factor)]) / summed if summed else 0.0
 
     def judge(self, found: Found, bench: Bench) -> list[Check]:
-        """Rings against the sum."""
+        """The speed of rings against the summed speed of all learners."""
         made = []
         for ring in ("fixed ring", "random ring"):
             for factor in self.factors(bench):
@@ -104,7 +104,7 @@ class RealStragglers(Claim):
         return made
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """What the synchronous methods keep, and what was slept."""
+        """What the synchronous methods keep, and how minibatches were slowed."""
         lines = [
             f"Every minibatch takes {1000 * self.pace_s(bench):.0f} ms by sleeping, as if each "
             "learner had a machine of its own; the slow one takes so many times longer."

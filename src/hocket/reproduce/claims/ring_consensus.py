@@ -1,4 +1,4 @@
-"""How far apart do the models of a ring drift, and does the spectral gap tell?"""
+"""How far apart do the models of a ring drift, and does the spectral gap predict it?"""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RingConsensus(Claim):
 
     name: ClassVar[str] = "ring-consensus"
     claim: ClassVar[str] = (
-        "A ring drawn afresh keeps the learners' models closer together than a fixed ring, and the "
-        "more so the longer the ring"
+        "A ring drawn again in every round keeps the learners' models closer together than a fixed "
+        "ring, and the more so the longer the ring"
     )
     paper: ClassVar[str] = "Zhang et al., ICASSP 2020; Cui et al., TASLP 2021"
     refuted_by: ClassVar[str] = (
@@ -41,7 +41,7 @@ class RingConsensus(Claim):
     figures: ClassVar[tuple[str, ...]] = ("loss", "consensus", "staleness")
 
     def sizes(self, bench: Bench) -> tuple[int, ...]:
-        """How many learners."""
+        """The numbers of learners that are tried."""
         return bench.pick(smoke=(4, 8), quick=(8, 32), full=(8, 16, 32, 64, 128))
 
     def runs(self, bench: Bench) -> list[Run]:
@@ -61,7 +61,7 @@ class RingConsensus(Claim):
         ]
 
     def judge(self, found: Found, bench: Bench) -> list[Check]:
-        """Random below fixed everywhere, and more so at the end."""
+        """The random ring is closer at every length, most of all at the longest."""
         made, ratios = [], []
         for p in self.sizes(bench):
             random, fixed = (
@@ -76,7 +76,7 @@ class RingConsensus(Claim):
         return made
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """The spectral gap of a synchronous round, beside what was seen."""
+        """The spectral gap of a synchronous round, to compare with the distances."""
         lines = ["Every learner steps at the same rate of its own, so that only the ring differs."]
         for p in self.sizes(bench):
             fixed = topology.spectral_gap([topology.ring(p)])

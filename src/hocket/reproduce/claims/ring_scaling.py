@@ -38,7 +38,7 @@ class RingScaling(Claim):
     figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "bytes_sent")
 
     def sizes(self, bench: Bench) -> tuple[int, ...]:
-        """How many learners."""
+        """The numbers of learners that are tried."""
         return bench.pick(smoke=(4,), quick=(8, 64), full=(8, 32, 128))
 
     def networks(self, bench: Bench) -> tuple[float, ...]:
@@ -83,7 +83,7 @@ class RingScaling(Claim):
         return made
 
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """What it costs in accuracy."""
+        """Ratio and rate, and which methods still reach the sequential accuracy."""
         alone = found["sequential"].losses
         lines = [
             f"A minibatch lasts {RATIO:.1f} times as long as sending the model once.",

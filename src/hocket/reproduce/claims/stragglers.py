@@ -1,4 +1,4 @@
-"""One slow learner: who waits for it, and does accuracy suffer where nobody does?"""
+"""One slow learner: which methods wait for it, and do those that do not lose accuracy?"""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Stragglers(Claim):
     figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "staleness")
 
     def task(self, scale: Scale) -> Task | None:
-        """Return a smaller network in earnest: what is long here is the number of minibatches."""
+        """Return a smaller network in the full form, because there are so many minibatches."""
         return synthetic(2048, width=32, dev_frames=4_000, layers=1) if scale == "full" else None
 
     def learners(self, bench: Bench) -> tuple[int, ...]:
-        """How many, one of them slow."""
+        """The numbers of learners that are tried; one of them is slow."""
         return bench.pick(smoke=(4,), quick=(8,), full=(8, 16))
 
     def factors(self, bench: Bench) -> tuple[int, ...]:
-        """How slow; 1 is the base."""
+        """How many times slower the slow learner is; 1 is the base."""
         return bench.pick(smoke=(1, 10), quick=(1, 10), full=(1, 2, 10, 100))
 
     def runs(self, bench: Bench) -> list[Run]:
-        """Every method with every factor; long, so that the slow one's last minibatch is little.
+        """Every method with every factor; so long that the slow one's last minibatch hardly counts.
 
-        A slow learner does not change what a synchronous method learns (a conformance test, to the
-        bit), so one seed tells its speed.
+        A slow learner does not change what a synchronous method learns (a conformance test, bit for
+        bit), so one seed shows its speed.
         """
         long = Exponential(epochs=bench.epochs * bench.pick(smoke=1, quick=1, full=3))
         return [
@@ -71,7 +71,7 @@ class Stragglers(Claim):
         ]
 
     def judge(self, found: Found, bench: Bench) -> list[Check]:
-        """Speed against the sum, loss against the same method undisturbed."""
+        """Speed against the sum; loss against the same method without a slow learner."""
         made = []
         for p in self.learners(bench):
             for ring in ("fixed ring", "random ring"):

@@ -43,7 +43,7 @@ class CollectiveEffects:
         self._context = context
         self._account = context.account
         self._worker = worker
-        self._exchange = exchange  # None: there is nobody else
+        self._exchange = exchange  # None: this learner is alone
         self._executors = executors
         self._span = span
         self._issuing = issuing  # planned faults strike here
@@ -167,10 +167,10 @@ class CollectiveEffects:
         return tally
 
     def attend(self) -> None:
-        """Answer those who agree on a loss, while this learner waits for something else.
+        """Answer learners that agree on a loss, while this one waits for something else.
 
-        A waits for a message from B; B is in a collective that A has completed, learns of a death
-        there, and must hear from A who lives.
+        A waits for a message from B. B is in a collective that A has completed. B learns of a death
+        there, and must hear from A who is alive.
         """
         if self._exchange is not None and self._issued == self._ended:
             self._exchange.attend()
@@ -184,7 +184,7 @@ class CollectiveEffects:
         self._issued += 1
         number = self._issued
         self._issuing(number)
-        self._others.take_back()  # here on the loop, where the strategy cannot be using it
+        self._others.take_back()  # on the loop: the strategy cannot be using it now
 
         def guarded() -> Any:
             began = time.monotonic()

@@ -15,7 +15,7 @@ from hocket.runtime.real.messages import Messages
 
 
 def messages_come(experiment: Experiment) -> bool:
-    """True if messages may come in at any time, so that the loop must stay free."""
+    """True if messages may come in at any time, so that nothing may block the loop."""
     return not experiment.strategy.synchronous or experiment.strategy.uses_messages
 
 

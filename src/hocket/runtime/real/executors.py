@@ -1,8 +1,8 @@
-"""Where a real learner's work is done: on the spot, or in threads that post to the one loop.
+"""Where a real learner's work is done: at once, or in threads that post results to the loop.
 
 A strategy without services, forks or messages needs no thread: every effect is carried out where it
 was awaited. Otherwise gradients run in one thread and collectives in another, and their results
-wait in a queue for the loop that advances tasks; between two awaits nothing else runs on the rank.
+wait in a queue for the loop that advances fibers; between two awaits nothing else runs on the rank.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Executors:
         deliver: Deliver,
         finish: Callable[[Any], Any] = _as_it_is,
     ) -> None:
-        """Run something that computes; `finish` its result on the loop."""
+        """Run something that computes; `finish` then treats its result on the loop."""
         self._do(self._computing, job, deliver, finish)
 
     def communicate(self, job: Callable[[], Any], deliver: Deliver) -> None:
@@ -68,7 +68,7 @@ class Executors:
             settle(*_attempt(job))
 
     def post(self, deliver: Deliver, value: Any = None, error: BaseException | None = None) -> None:
-        """Let something happen on the loop, from any thread."""
+        """Queue something that is to happen on the loop; from any thread."""
         self._done.put((deliver, value, error))
 
     def take(self, timeout_s: float) -> bool:
@@ -87,7 +87,7 @@ class Executors:
 
 
 def _one_thread(name: str, width: int) -> ThreadPoolExecutor:
-    """Make a thread; how many more torch may use beside it is a setting of each thread."""
+    """Make a thread; how many threads torch may use is a setting of each thread."""
     return ThreadPoolExecutor(1, name, initializer=torch.set_num_threads, initargs=(width,))
 
 

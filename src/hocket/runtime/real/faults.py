@@ -5,7 +5,7 @@
                                              collective, after some of the others have heard of it
     Fault(rank=2, at_collective=5)           ... when it is about to begin its fifth collective:
                                              none of the others hears of it
-    Fault(rank=2, at_draw=5, how="freeze")   SIGSTOP: it lives, but does nothing any more
+    Fault(rank=2, at_draw=5, how="freeze")   SIGSTOP: it is alive, but does nothing any more
     Fault(rank=2, at_draw=5, how="nap")      SIGSTOP, and SIGCONT after a second
 
 A strategy that forks a collective and then draws may die at that draw before or after the others
@@ -31,7 +31,7 @@ NAP_S = 1.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One learner's end."""
+    """What happens to one learner, and when."""
 
     rank: int
     at_draw: int | None = None
@@ -47,33 +47,33 @@ class Fault:
         )
 
     def strike(self) -> None:
-        """Let it happen, here and now."""
+        """Kill or stop this process now."""
         if self.how == "nap":
             subprocess.Popen(["/bin/sh", "-c", f"sleep {NAP_S}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGKILL if self.how == "kill" else signal.SIGSTOP)
 
 
 class Fate:
-    """What is planned for one learner."""
+    """The faults that are planned for one learner, and the counts they wait for."""
 
     def __init__(self, faults: Sequence[Fault], rank: int) -> None:
         self._faults = [f for f in faults if f.rank == rank]
         self._frames = 0
 
     def drawn(self, draws: int) -> None:
-        """Strike if so many items were to be drawn."""
+        """Strike if a fault is planned for this number of draws."""
         for fault in self._faults:
             if fault.at_draw == draws:
                 fault.strike()
 
     def issuing(self, collectives: int) -> None:
-        """Strike if so many collectives were to be issued."""
+        """Strike if a fault is planned for this number of collectives."""
         for fault in self._faults:
             if fault.at_collective == collectives:
                 fault.strike()
 
     def sending(self) -> None:
-        """Strike if so many frames were to be sent."""
+        """Count a frame; strike if a fault is planned for this number of frames."""
         self._frames += 1
         for fault in self._faults:
             if fault.at_frame == self._frames:

@@ -18,7 +18,7 @@ from hocket.runtime.net.mailbox import Mailbox
 from hocket.runtime.real.executors import Executors
 from hocket.runtime.shared.inbox import Inbox, Waiting, undeclared_messages
 
-ATTEND_S = 0.05  # between two looks at what others may need, while nothing happens here
+ATTEND_S = 0.05  # how often to answer others while nothing happens here
 
 
 class Messages:
@@ -45,7 +45,7 @@ class Messages:
         self.mailbox: Mailbox | None = None
 
     def open(self, make: Callable[..., Mailbox], failed: Deliver) -> None:
-        """Begin to take in messages."""
+        """Open the mailbox: from now on messages come in."""
         self.mailbox = make(
             arrived=lambda m: self._executors.post(self._arrive, m),
             lost=lambda r: self._executors.post(lambda v, e: self.inbox.lose(r)),
@@ -88,7 +88,7 @@ class Messages:
     # ------------------------------------------------------------------ limits
 
     def wait(self, attend: Callable[[], None]) -> None:
-        """Let the next thing happen on the loop, or the first limit come; attend to others."""
+        """Wait until something happens on the loop or a limit has passed; attend to others."""
         ends = [w.began_s + w.limit_s for w in self.inbox.waiting if w.limit_s is not None]
         until = min(ends, default=time.monotonic() + self._timeout_s)
         while not self._executors.take(min(ATTEND_S, until - time.monotonic())):
@@ -98,7 +98,7 @@ class Messages:
                 return
 
     def _expire(self) -> None:
-        """Give up every receive whose limit has come."""
+        """Give up every receive whose limit has passed."""
         now = time.monotonic()
         for w in list(self.inbox.waiting):
             if w.limit_s is not None and w.began_s + w.limit_s <= now:
@@ -126,13 +126,13 @@ class Messages:
         return self._sent[self._rank] == self._arrived[self._rank]
 
     def close(self) -> None:
-        """Close the mailbox."""
+        """Close the mailbox, if one was opened."""
         if self.mailbox is not None:
             self.mailbox.close()
 
 
 def quiet(traffic: list[dict[str, Any]]) -> bool:
-    """True if all that the living sent each other has arrived, and their services wait.
+    """True if all that the survivors sent each other has arrived, and their services wait.
 
     What a lost learner sent, or was sent, is never waited for.
     """

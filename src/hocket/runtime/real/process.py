@@ -35,7 +35,7 @@ from hocket.runtime.shared.restore import restore, restore_counters
 from hocket.runtime.shared.trace import Trace
 from hocket.runtime.shared.worker import Worker
 
-PROGRESS_EVERY_S: Final = 0.5  # to the user's eyes only; nothing depends on it
+PROGRESS_EVERY_S: Final = 0.5  # for the display only; nothing depends on it
 
 
 class ProcessRuntime(RankRuntime):
@@ -106,10 +106,10 @@ class ProcessRuntime(RankRuntime):
         return Exchange(mesh, self.size, timeout_s=options.timeout_s, agreed=fence, vectors=vectors)
 
     def _fence(self, lost: tuple[int, ...]) -> None:
-        """Declare the lost before going on without them, and see whether it is we who are lost.
+        """Declare the lost before going on without them; end if this rank was declared lost.
 
-        A host that was cut off and comes back must not go on by itself: else there would be two
-        runs. If both sides declare each other, both end, and the run can be resumed.
+        A host that was cut off and comes back must not go on by itself: there would be two runs.
+        If both sides declare each other, both end, and the run can be resumed.
         """
         store = self._store.limited(self._experiment.options.silence_s)
         for rank in lost:
@@ -121,7 +121,7 @@ class ProcessRuntime(RankRuntime):
             )
 
     def _open(self, worker: Worker, exchange: Exchange | None, saved: Saved | None) -> None:
-        """Agree on the first model, and put everything in its place."""
+        """Agree on the first model, open the ledger, and restore a checkpoint if there is one."""
         strategy, everyone = self._experiment.strategy, tuple(range(self.size))
         if saved is None and exchange is not None:  # one built without the seed would differ
             worker.initial = exchange.first_model(worker.initial)
@@ -252,13 +252,13 @@ class ProcessRuntime(RankRuntime):
 
     @property
     def trace(self) -> Trace:
-        """What this learner did when."""
+        """What this learner did, and when."""
         return self._timeline.trace
 
     def _reached(self, what: str, detail: str) -> None:
-        """Note what reached this learner, in its order: a replay needs no more."""
+        """Note what reached this learner and in which order: that is all a replay needs."""
         if not self._experiment.strategy.synchronous:
-            known = self._context.account.frames  # the rate depends on how far it knew the run
+            known = self._context.account.frames  # its rate depends on the frames it knows of
             self._timeline.instant(what, f"{detail} {known}")
 
     def _note_event(self, event: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How real learners find out that all is quiet: nothing is under way, services are idle."""
+"""How real learners find out that all is quiet: no message is in flight, all services are idle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_S: Final = 0.002  # between two looks at whether messages are still under w
 
 
 class QuietPoints:
-    """Waits, with the others, until nothing is under way."""
+    """Waits, together with the others, until all is quiet."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class QuietPoints:
         if exchange is None:
             self._alone(deliver)
         elif self._messages.mailbox is None:
-            deliver(None, None)  # the gathering that follows brings everybody together
+            deliver(None, None)  # the gathering that follows brings all learners together
         else:
             until = time.monotonic() + self._timeout_s
             self._collectives.communicate(
@@ -71,7 +71,7 @@ class QuietPoints:
         before: Any,
         until: float,
     ) -> None:
-        """Quiet when all that was sent has arrived and services wait; seen twice to be sure."""
+        """Quiet when all that was sent has arrived and services wait; this must be seen twice."""
         if error is None and time.monotonic() > until:
             error = WaitTimeoutError(
                 f"rank {self._rank} waited {self._timeout_s:g} s for a quiet point and gave up: "

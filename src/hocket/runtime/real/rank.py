@@ -1,7 +1,7 @@
-"""One rank in a real process: what a run of Hocket's own and a loop of the user's have in common.
+"""One rank in a real process: the base of a run of Hocket's own and of a loop of the user's.
 
 It connects to the others, owns the threads, and answers messages and collectives. Where gradients
-come from and what a boundary does is for the two runtimes built on it.
+come from and what a boundary does is up to the two runtimes built on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hocket.runtime.shared.worker import Worker
 
 
 class RankRuntime(Trampoline):
-    """The base of both real runtimes."""
+    """The base of `ProcessRuntime` and `LoopRuntime`."""
 
     _context: RankContext
     _worker: Worker
@@ -60,7 +60,7 @@ class RankRuntime(Trampoline):
     def _serve(
         self, context: RankContext, worker: Worker, exchange: Exchange | None, span: Span
     ) -> None:
-        """Put everything in its place: from now on effects can be answered."""
+        """Put the parts together; from now on effects can be answered."""
         self._context, self._worker, self._exchange = context, worker, exchange
         self._collectives = CollectiveEffects(
             context, worker, exchange, self._executors, span, self._fate.issuing
@@ -73,21 +73,21 @@ class RankRuntime(Trampoline):
         }
 
     def _own_handlers(self) -> Handlers:
-        """How this runtime begins effects that the other answers in another way."""
+        """Return the handlers that differ between the two runtimes."""
         raise NotImplementedError
 
     def _reached(self, what: str, detail: str) -> None:
-        """Note something that reached this learner; a replay needs no more."""
+        """Note something that reached this learner, for a replay."""
 
     # ------------------------------------------------------------------ the trampoline's questions
 
     @property
     def handlers(self) -> Handlers:
-        """How effects are begun here."""
+        """The table of this world, by class of effect."""
         return self._handlers
 
     def context(self, rank: int) -> RankContext:
-        """Return the only context there is."""
+        """Return this rank's context; a process has no other."""
         return self._context
 
     def started(self, service: Fiber) -> None:
@@ -95,7 +95,7 @@ class RankRuntime(Trampoline):
         self._services.append(service)
 
     def service_ended(self, value: Any, error: BaseException | None) -> None:
-        """Take note if a service failed."""
+        """Remember a service's failure; the end of a peer is none."""
         if not isinstance(error, PeerLostError):
             self._fail(value, error)
 

@@ -1,4 +1,4 @@
-"""A real learner's clock and trace: seconds of the run, also over resumptions."""
+"""A real learner's clock and trace: seconds of the run, counted on when it is resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hocket.runtime.shared.trace import Trace
 
 
 class Timeline:
-    """Where one rank is in the run's time, and what it did when."""
+    """The run's time as one rank sees it, and what the rank did when."""
 
     def __init__(self, rank: int, earlier_s: float, *, keep_trace: bool) -> None:
         self.trace = Trace(keep=keep_trace)

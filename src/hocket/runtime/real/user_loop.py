@@ -1,11 +1,11 @@
 """The runtime of a training loop that is the user's own (`hocket.attach`).
 
-The same strategy, turned inside out: whenever it awaits a gradient, the loop goes on in the user's
-code, and `step()` hands the gradient in. Between two steps the strategy's forked collectives go on
-in their thread; its services are advanced within `step()`.
+Here the user's loop drives the strategy: whenever the strategy awaits a gradient, control returns
+to the user's code, and `step()` hands the gradient in. Between two steps the strategy's forked
+collectives go on in their thread; its services are advanced within `step()`.
 
 There is no pool: the data are the user's. A learner that has left its loop answers with gradients
-of 0 frames until all have left; whether anybody is still at work travels with every collective.
+of 0 frames until all have left; every collective carries whether anybody is still at work.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.worker import Worker, WorkerState, mean_buffers
 
-LOOK_S: Final = 1.0  # between two looks at the steps of those who have not left
-IDLE_S: Final = 0.002  # between two looks of a learner that has left, if its strategy does not wait
+LOOK_S: Final = 1.0  # how often to look at the steps of learners that have not left
+IDLE_S: Final = 0.002  # the pause of a learner that has left, if its strategy does not wait
 
 
 NO_DATA: Final = "hocket.attach has no data of its own"
 
 
 class UserLoop(Task):
-    """Stands where a task would: the model is the user's, and so are the data."""
+    """Takes the place of a task: the model is the user's, and so are the data."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -65,20 +65,20 @@ class UserLoop(Task):
         return self._model
 
     def items(self, split: str) -> Sequence[Item]:
-        """Nothing is drawn from here."""
+        """Return one item, which is never drawn: a pool must not be empty."""
         return [Item("the user's", 1)]
 
     def load(self, split: str, item: Item, epoch: int) -> Any:
-        """Nothing is drawn from here."""
+        """Refuse: the data are the user's."""
         raise ContractError(NO_DATA)
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
-        """Nothing is drawn from here."""
+        """Refuse: the user's loop computes the loss."""
         raise ContractError(NO_DATA)
 
 
 class LoopLedger(KnownByAll):
-    """The account of steps that were handed in; nothing is ever drawn again."""
+    """The account of the steps that were handed in; nothing is drawn or returned."""
 
     def __init__(self, rank: int) -> None:
         self.committed_frames = self.discarded_frames = 0
@@ -88,7 +88,7 @@ class LoopLedger(KnownByAll):
 
     @property
     def epoch(self) -> int:
-        """Only the user knows."""
+        """Always 0: only the user's loop knows its epoch."""
         return 0
 
     @property
@@ -97,7 +97,7 @@ class LoopLedger(KnownByAll):
         return sum(self._pending.values())
 
     def hand_in(self, frames: int) -> Ticket:
-        """Number a step of the user's."""
+        """Give a step of the user's a number, as its ticket."""
         self._handed_in += 1
         self._pending[self._handed_in] = frames
         return Ticket(0, self._handed_in, frames)
@@ -109,7 +109,7 @@ class LoopLedger(KnownByAll):
     def settle(
         self, outcome: Outcome, tickets: tuple[Ticket, ...] | None, alive: tuple[int, ...]
     ) -> None:
-        """Settle steps; one that another learner handed in only that one can count."""
+        """Settle steps of this learner; those of others are counted by the others."""
         numbers = [t.index for t in tickets] if tickets is not None else list(self._pending)
         frames = sum(self._pending.pop(n, 0) for n in numbers)
         if outcome == "commit":
@@ -122,7 +122,7 @@ class LoopLedger(KnownByAll):
         refuse_partial_deal(self._rank, num_active, alive)
 
     def dry(self) -> bool:
-        """Only the user knows."""
+        """Return False: only the user's loop knows when its data end."""
         return False
 
     exhausted = closed = dry
@@ -145,7 +145,7 @@ class LoopAccount(Account):
 
 
 class LoopContext(RankContext):
-    """Knows who is alive and whether anybody is still at work; what is learnt the user counts."""
+    """Knows who is alive and whether anybody is still at work; the user counts what is learnt."""
 
     def __init__(self, account: Account, worker_state: WorkerState) -> None:
         super().__init__(account, worker_state, lambda event: None)
@@ -153,7 +153,7 @@ class LoopContext(RankContext):
         self.anybody_at_work: bool | None = None  # not heard since the last boundary
 
     def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
-        """Record a settlement."""
+        """Record a settlement in the account alone: there is no tally to share."""
         self.account.settle(outcome, tickets)
 
     def took_part(self, note: Note) -> None:
@@ -222,7 +222,7 @@ class LoopRuntime(RankRuntime):
         return self._ledger.committed_frames
 
     def start(self, state: State) -> None:
-        """Begin (anew, with another state), and go on to the first gradient."""
+        """Begin, or begin again with another state, and go on to the first gradient."""
         self._close_fibers()
         self._services.clear()
         self._ready.clear()
@@ -281,7 +281,7 @@ class LoopRuntime(RankRuntime):
         return value  # type: ignore[no-any-return]
 
     def _watch(self) -> Iterator[None]:
-        """Look now and then whether those who have not left still take steps; give up if not."""
+        """Look at times whether learners that have not left still take steps; give up if not."""
         limit_s = self._experiment.options.timeout_s
         before, since, looked = {self.rank: 0}, time.monotonic(), 0.0
         while True:
@@ -298,7 +298,7 @@ class LoopRuntime(RankRuntime):
             yield
 
     def _steps_at_work(self, store: Store) -> dict[int, int]:
-        """Return how many boundaries those have passed who are still in their loops."""
+        """Return how many boundaries each learner that is still in its loop has passed."""
         living = set(range(self.size)) - self._messages.inbox.lost - {self.rank}
         return {r: store.add(f"steps/{r}", 0) for r in living if not store.add(f"left/{r}", 0)}
 
@@ -315,14 +315,14 @@ class LoopRuntime(RankRuntime):
         return mine, buffers
 
     def close(self) -> None:
-        """Let go of the others."""
+        """End the fibers and close the connections to the others."""
         self._close_fibers()
         self._disconnect(everybody_left=True)
 
     # ------------------------------------------------------------------ pumping
 
     def _pump(self) -> None:
-        """Take in what has come, and advance until the main task wants a gradient or has ended.
+        """Take in what has come, and advance until the strategy wants a gradient or has ended.
 
         Services run here and nowhere else: between two calls the thread is the user's.
         """
@@ -355,7 +355,7 @@ class LoopRuntime(RankRuntime):
         go_on = context.agenda.stop_wanted
         if self._exchange is not None and self._experiment.strategy.synchronous:
             if context.anybody_at_work is None and context.account.books.draws:
-                # No collective of all since the last boundary carried the news: ask.
+                # No collective of all since the last boundary carried it: ask.
                 await AllReduce(torch.zeros(1), weight=1.0)
             go_on = context.anybody_at_work is not False
             context.anybody_at_work = None
@@ -366,11 +366,11 @@ class LoopRuntime(RankRuntime):
         return context.account.verdict(go_on)
 
     def _want(self, fiber: Fiber, effect: Gradient | MeanGradient, deliver: Deliver) -> None:
-        """A gradient is the user's to make: the loop goes on until `step` hands it in."""
+        """Ask the user's loop for a gradient: it goes on until `step` hands the gradient in."""
         if getattr(effect, "part", WHOLE) != WHOLE:
             raise ContractError(
-                f"strategy {self._experiment.strategy.name!r} divides minibatches, which are "
-                "the loop's own here: do without (strategy kaldi: first_parts = 1)"
+                f"strategy {self._experiment.strategy.name!r} divides minibatches, but "
+                "here they are the loop's own: switch it off (strategy kaldi: first_parts = 1)"
             )
         self.bind(effect.params)
         self._wanted = effect, deliver

@@ -1,7 +1,7 @@
 """A learner's account of the run: who is alive, what was drawn and settled, how fast it learns.
 
 Both worlds keep one per learner. For synchronous strategies the accounts of all learners agree: the
-numbers that are not counted locally travel with collectives.
+numbers that a learner cannot count by itself are piggybacked on collectives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.experiment import Experiment
 from hocket.optim.compensation import ramp
 from hocket.optim.schedules import ScheduleState
 
-MAX_IDLE_BOUNDARIES: Final = 10  # a strategy may hold a gradient or two over a boundary
+MAX_IDLE_BOUNDARIES: Final = 10  # a strategy may keep a gradient or two over a boundary
 
 
 class Account:
@@ -66,7 +66,7 @@ class Account:
             self.compensation = self.experiment.lr_factor(len(members))
 
     def evaluated(self, scores: Scores) -> None:
-        """Take note of an evaluation."""
+        """Keep the scores of an evaluation, and show them to the schedule."""
         self.scores = scores
         self.experiment.schedule.evaluated(scores.loss, self.schedule_state)
 

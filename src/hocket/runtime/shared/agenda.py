@@ -1,7 +1,7 @@
 """What is due at a boundary: evaluation, checkpoint, the end; and who wants to stop.
 
 For synchronous strategies all learners hold the same agenda (the numbers it depends on travel with
-collectives), so all take the same decision at the same boundary without asking one another.
+collectives), so all take the same decision at the same boundary without asking each other.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class FrameInterval:
         self._next = self._every
 
     def due(self, frames: int) -> bool:
-        """True if the time has come."""
+        """True if it is due at this number of frames."""
         return frames >= self._next
 
     def done(self, frames: int) -> None:
-        """It was done, or the run goes on from here: the next one is after this."""
+        """Count from here: it was done now, or the run is resumed here."""
         self._next = (frames // self._every + 1) * self._every
 
 
@@ -66,7 +66,7 @@ class Agenda:
         self.stop_agreed = False  # by all
 
     def due(self, *, agreed: bool = False) -> Due:
-        """Return what this boundary has to do; once all have agreed, nobody's own wish counts."""
+        """Return what this boundary has to do; once all have agreed, own wishes do not count."""
         if self._meets is not None and not agreed:
             return Due(False, False, False, False, wait=self._meets())
         if self._strategy.moves_in_groups and not agreed:

@@ -2,9 +2,9 @@
 
 Most boundaries only ask the agenda and go on. When something is due, all learners meet at a *quiet
 point*: each has finished and applied its minibatch, messages in flight are delivered, services are
-idle. Then the model is evaluated in slices, states are written, and everybody goes on. It is the
-one pause an asynchronous run has; its length is logged. Evaluating and writing are left out of
-speed-ups; waiting for a slower learner is not.
+idle. Then the model is evaluated in slices, states are written, and all go on. It is the only
+pause of an asynchronous run; its length is logged. The time of evaluating and writing does not
+count in speed-ups; the time of waiting for a slower learner does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Meeting:
 
 
 async def hold(rank: RankContext, state: State, meeting: Meeting) -> Verdict:
-    """Go on, or meet the others, evaluate, save, and say whether to stop."""
+    """Go on at once; or, if something is due, meet the others, evaluate, save, perhaps stop."""
     account, agenda = rank.account, rank.agenda
     account.ledger.refresh()
     account.check_progress()
@@ -103,7 +103,7 @@ async def _agree(rank: RankContext) -> None:
 
 
 async def _recover(account: Account) -> None:
-    """Give back what was lost with learners since the last quiet point, all being here."""
+    """Return to the pool what learners lost since the last quiet point had drawn; all are here."""
     ledger = account.ledger
     while ledger.behind(account.alive):
         held = await Gather(ledger.pending_places())
@@ -111,7 +111,7 @@ async def _recover(account: Account) -> None:
         if account.rank == alive[0]:
             ledger.recover([place for one in held for place in one], alive)
         await Gather(None)
-        if account.alive == alive:  # else whoever recovered may have died over it
+        if account.alive == alive:  # else the learner that recovered may have died while it did
             ledger.survived_by(alive)
 
 
@@ -133,7 +133,7 @@ async def _model(account: Account, state: State) -> Flat:
 
 
 async def _figures(rank: RankContext, state: State, model: Flat) -> dict[str, Any]:
-    """Return what the method measured of itself, and how far the learners' models are apart."""
+    """Return what the strategy has measured, and how far the learners' models are apart."""
     strategy = rank.experiment.strategy
     apart = None
     if strategy.evaluates == "average":
@@ -159,9 +159,11 @@ async def _evaluate(
         buffers = mean_buffers(await Gather(rank.worker_state.buffers))
         rank.scoring_state = WorkerState(buffers)
     scores = await Evaluate(model)
-    while scores.frames < account.pool.frames_in("dev"):  # somebody died with a slice in hand
+    while scores.frames < account.pool.frames_in(
+        "dev"
+    ):  # a learner died before its slice was scored
         scores = await Evaluate(model)
-    rank.scoring_state = None  # a strategy that scores a model by itself has its own buffers
+    rank.scoring_state = None  # a strategy that scores a model uses its own buffers
     rank.agenda.evaluated(scores)
     if rank.rank == account.alive[0]:
         rank.reporter.event(
@@ -202,7 +204,7 @@ async def _save(
         buffers = mean_buffers(await Gather(rank.worker_state.buffers))
     await _nobody_failed(problem, checkpoints, frames)
     writer = None
-    while writer != account.alive[0]:  # whoever writes may die over it; then the next one does
+    while writer != account.alive[0]:  # if the writer dies, the next learner writes
         writer = account.alive[0]
         problem = None
         if rank.rank == writer:

@@ -1,8 +1,8 @@
 """All that the runtime keeps for one rank, in either world.
 
-The parts know one thing each: the account who is alive and what was settled, the guard whether the
-loss is sane, the agenda what is due, the reporter what goes into the record. Here they are told of
-what happens.
+Each part knows one thing. The account knows who is alive and what was settled, the guard whether
+the loss is too high, the agenda what is due, and the reporter what goes into the record. The
+context tells them what happens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hocket.runtime.shared.worker import WorkerState
 
 
 def _no_trace(what: str, detail: str) -> None:
-    """Keep no trace."""
+    """Stand for a trace where none is kept."""
 
 
 class RankContext:
-    """One rank: its parts, and what is the learner's own."""
+    """One rank: the parts above, the worker's state, and the learner's random numbers."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RankContext:
             self.learnt(account.tally.take())
 
     def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
-        """Record a settlement, and if there is nobody to share it with, the own tally."""
+        """Record a settlement; a learner that is alone also records its tally here."""
         self.account.settle(outcome, tickets)
         if len(self.account.alive) == 1 and self.experiment.strategy.synchronous:
             self.learnt(self.account.tally.take())
@@ -97,9 +97,9 @@ class RankContext:
             self.learnt(note.tally)
 
     def learnt(self, tally: Tally) -> None:
-        """Count what was learnt: everybody's if synchronous, else this learner's own."""
+        """Count what was learnt: by all learners if synchronous, else by this one."""
         if self.experiment.strategy.drops_diverged and not math.isfinite(tally.loss_sum):
-            return  # the strategy goes on without whoever it was
+            return  # the strategy goes on without that learner
         loss = self.guard.watch(tally)
         if loss is not None:
             raise self._diverged(loss)
@@ -122,7 +122,7 @@ class RankContext:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what all hold in common at a quiet point, and the random state."""
+        """Return what the parts need to go on from a quiet point, and the random state."""
         parts = (self.account, self.guard, self.reporter)
         saved: dict[str, Any] = {"rng": self.rng.getstate()}
         for part in parts:

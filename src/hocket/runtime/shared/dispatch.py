@@ -1,8 +1,8 @@
 """Which function begins which effect: one table of handlers per world.
 
-A new effect is one dataclass in `hocket.core.effects`, and one line in the table of each world: of
-the simulator (`sim/simulator.py`), of a real learner (`real/process.py`), and of a loop of the
-user's own (`real/user_loop.py`). A test asks every table for every effect.
+A new effect is one dataclass in `hocket.core.effects`, and one line in the table of each world: the
+simulator (`sim/simulator.py`), a real learner (`real/process.py`), and a training loop of the
+user's (`real/user_loop.py`). `tests/unit/test_dispatch.py` asks every table for every effect.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Fiber:
 
     @property
     def is_main(self) -> bool:
-        """True for the strategy's own task, which drives the run."""
+        """True for the strategy's own coroutine, which drives the run."""
         return self.name == "main"
 
     @property
     def is_service(self) -> bool:
-        """True for a second task that lives as long as the run."""
+        """True for a second coroutine, which lives as long as the run."""
         return self.name == "service"
 
     def describe(self) -> str:
@@ -49,7 +49,7 @@ Handlers: TypeAlias = Mapping[type[Effect[Any]], Handler]
 
 
 def handler_of(handlers: Handlers, fiber: Fiber, effect: Effect[Any]) -> Handler:
-    """Look an effect up; what is in no table is no effect."""
+    """Return the handler of an effect; what is in no table is refused."""
     handler = handlers.get(type(effect))
     if handler is None:
         raise ContractError(f"rank {fiber.rank} awaited {effect!r}, which is not an effect")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from hocket.core.accounts import Tally
 from hocket.data.pool import Pool
 
-WINDOW_EPOCHS: Final = 0.02  # and at least so many items:
+WINDOW_EPOCHS: Final = 0.02  # but at least this many items:
 WINDOW_ITEMS: Final = 20
 
 
@@ -21,7 +21,7 @@ WINDOW_ITEMS: Final = 20
 class Guard:
     """Watches the training loss, window by window."""
 
-    factor: float  # a loss so many times the reference is too high
+    factor: float  # a loss above this multiple of the reference is too high
     window_frames: int
     window: Tally = field(default_factory=Tally)
     reference: float | None = None

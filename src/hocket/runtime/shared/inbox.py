@@ -1,6 +1,6 @@
 """Messages that have arrived at a rank, and receives that nothing has answered yet.
 
-Common to both worlds; how a message travels is theirs.
+Both worlds use it; how a message travels is up to each world.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Inbox:
 
 
 def undeclared_messages(strategy: str) -> str:
-    """Say what is wrong with a synchronous strategy that sends or receives unannounced."""
+    """Return the error for a synchronous strategy that uses messages without declaring it."""
     return (
         f"strategy {strategy!r} is synchronous and uses messages: declare `uses_messages = True` "
         "on it"

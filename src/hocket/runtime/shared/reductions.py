@@ -1,7 +1,7 @@
-"""The arithmetic of collectives, given everybody's contribution in rank order.
+"""The arithmetic of collectives, given the contributions of all members in rank order.
 
 The simulator calls it with what its learners posted; real learners call it with what they gathered.
-Same function, same order, same bits.
+The same function in the same order gives the same bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Post:
     deliver: Deliver
     value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
     weight: float = 0.0
-    tally: Tally = field(default_factory=Tally)  # what rides along
+    tally: Tally = field(default_factory=Tally)  # what is piggybacked
     stop: bool = False
 
 
@@ -69,23 +69,23 @@ def slice_of(num_items: int, member: int, members: int) -> range:
     return range(member, num_items, members)
 
 
-# Everybody's answer, the bytes of one contribution, and the trips around a ring.
+# Every member's answer, the bytes of one contribution, and the trips around a ring.
 Answers: TypeAlias = tuple[list[Any], int, float]
 
 
 def answer(members: tuple[int, ...], posts: list[Post]) -> Answers:
-    """Return what a collective comes to, given everybody's contribution in rank order."""
+    """Return the result of a collective, given all contributions in rank order."""
     return _ANSWERS[type(posts[0].effect)](members, posts)
 
 
 def answer_alone(rank: int, effect: Effect[Any], weight: float = 0.0) -> Any:
-    """Return what a collective of one comes to."""
+    """Return the result of a collective with one member."""
     (only,), _, _ = answer((rank,), [Post(effect, 0.0, _nowhere, weight=weight)])
     return only
 
 
 def _nowhere(value: Any, error: BaseException | None) -> None:
-    """Deliver to nobody."""
+    """Drop the answer."""
 
 
 def _all_reduce(members: tuple[int, ...], posts: list[Post]) -> Answers:

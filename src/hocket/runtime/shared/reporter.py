@@ -16,14 +16,14 @@ Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 @dataclass
 class Measure:
-    """A figure that a strategy notes again and again."""
+    """A figure that a strategy measures many times: how often, its sum, its maximum."""
 
     count: int = 0
     total: float = 0.0
     largest: float = -math.inf
 
     def add(self, value: float) -> None:
-        """Note it once more."""
+        """Count one more value."""
         self.count += 1
         self.total += value
         self.largest = max(self.largest, value)
@@ -49,7 +49,7 @@ class Reporter:
         self._report({"event": kind, **where, **figures})
 
     def say(self, notes: Sequence[str]) -> None:
-        """Put what a user should know of this run into its record."""
+        """Write notes for the user into the run's record."""
         for text in notes:
             self.event("note", None, text=text)
 
@@ -78,7 +78,7 @@ class Reporter:
         }
 
     def measure(self, name: str, value: float) -> None:
-        """Note a figure of the method: its mean and maximum are logged."""
+        """Count a figure that the strategy measures; its mean and maximum are logged."""
         self._measures.setdefault(name, Measure()).add(value)
 
     def take_measures(self) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Putting learners back where a checkpoint left them, with the same learners or with others."""
+"""Restores learners from a checkpoint: the same number of them, or another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def restore(
     """Return a rank's strategy state and unread messages, and put back what the runtime keeps.
 
     With the same learners every rank goes on from its own part. With another number of learners
-    everybody starts from the saved model, and private state comes from old rank (rank mod P_old);
+    all learners start from the saved model, and private state comes from old rank (rank mod P_old);
     what had been drawn and not settled is dealt out again, and unread messages are dropped.
     """
     account = rank.account
@@ -46,7 +46,7 @@ def restore(
 
 
 def restore_counters(counters: Counters, saved: Saved, alive: tuple[int, ...]) -> None:
-    """Put the shared account back, once for all learners."""
+    """Restore the counters of the shared ledger, once for all learners."""
     parts = [saved.plain(rank, "ledger") for rank in saved.ranks]
     unsettled = [place for part in parts for place in part["pending"]]
     if saved.ranks == list(alive):

@@ -1,7 +1,7 @@
 """What happened when: spans of each learner's time, and every draw.
 
-The simulator's trace is exact: the same seed gives the same trace to the bit, and `digest` says so
-in one number. A real run's trace is what its clocks saw.
+The simulator's trace is exact: the same seed gives the same trace, bit for bit, and `digest` makes
+one number of it to compare. A real run's trace holds what its clocks showed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Trace:
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def note(self, rank: int, kind: str, start_s: float, end_s: float, detail: str = "") -> None:
-        """Add a span."""
+        """Add a span, if a trace is kept at all."""
         self._hash.update(f"{rank}|{kind}|{start_s!r}|{end_s!r}|{detail}\n".encode())
         if self.keep:
             self.spans.append(Span(rank, kind, start_s, end_s, detail))

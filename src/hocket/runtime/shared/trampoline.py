@@ -1,7 +1,7 @@
 """Advances coroutines: hands each awaited effect to its handler, and the answer back.
 
-Both worlds build on it. Our own small loop and not asyncio: a switch costs under a microsecond,
-and nothing else runs between two awaits.
+Both worlds build on it. It is a small loop of our own rather than asyncio: a switch costs under a
+microsecond, and nothing else runs between two awaits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hocket.runtime.shared.dispatch import Fiber, Handlers, handler_of
 
 
 class Trampoline(ABC):
-    """The loop. It answers by itself what needs no world; the rest is in the world's table."""
+    """The loop. It answers what is the same in both worlds; the rest is in the world's table."""
 
     def __init__(self) -> None:
         self._ready: deque[tuple[Fiber, Any, BaseException | None]] = deque()
@@ -35,11 +35,11 @@ class Trampoline(ABC):
     @property
     @abstractmethod
     def handlers(self) -> Handlers:
-        """How this world begins every other effect."""
+        """The table of this world: how it begins every other effect."""
 
     @abstractmethod
     def context(self, rank: int) -> RankContext:
-        """Return what is kept for a rank."""
+        """Return all that the runtime keeps for a rank."""
 
     @abstractmethod
     def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
@@ -56,7 +56,7 @@ class Trampoline(ABC):
     def spawn(
         self, rank: int, name: str, coroutine: Coroutine[Any, Any, Any], on_done: Deliver
     ) -> Fiber:
-        """Let a coroutine run as a fiber of this rank."""
+        """Make a coroutine a fiber of this rank, ready to run."""
         fiber = Fiber(rank, name, coroutine, on_done)
         self._ready.append((fiber, None, None))
         return fiber
@@ -67,7 +67,7 @@ class Trampoline(ABC):
             self._advance(*self._ready.popleft())
 
     def begin(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
-        """Begin an effect that the world answers."""
+        """Begin an effect that this world answers, by the handler in its table."""
         handler_of(self.handlers, fiber, effect)(fiber, effect, deliver)
 
     def _advance(self, fiber: Fiber, value: Any, error: BaseException | None) -> None:

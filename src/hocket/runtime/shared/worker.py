@@ -2,10 +2,10 @@
 
 The model's parameters are views of whatever flat vector is handed in (`bind`), so no copy is made
 per minibatch. What a learner owns besides parameters sits in its `WorkerState`; the simulator runs
-all its learners through one worker and swaps that state, checkpoints save it.
+all its learners through one worker and swaps that state; checkpoints save it.
 
 Randomness inside a minibatch (dropout, augmentation) is keyed by (seed, epoch, item), not by rank:
-whoever computes an item computes the same thing.
+the result does not depend on which learner computes an item.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Worker:
             for p, view in zip(self._parameters, self.layout.views(params), strict=True):
                 p.data = view
             self._bound = params.data_ptr()
-            self._held = params  # an address may be reused only once nobody holds the old vector
+            self._held = params  # while it is held, no other vector can have its address
         if self._has_buffers and state is not self._state:
             for name, buffer in self.model.named_buffers():
                 buffer.data = state.buffers[name].to(self.device)
@@ -175,15 +175,15 @@ def _cut(batch: Any, rows: range, item: Item) -> Any:
         return type(batch)(_cut(child, rows, item) for child in batch)
     raise TaskError(
         f"item {item.id!r} cannot be divided into smaller minibatches: its batch holds "
-        f"{type(batch).__name__} without one row for each of its {item.frames} frames. Do without "
-        "smaller minibatches (strategy kaldi: first_parts = 1)"
+        f"{type(batch).__name__} without one row for each of its {item.frames} frames. Switch "
+        "smaller minibatches off (strategy kaldi: first_parts = 1)"
     )
 
 
 def mean_buffers(states: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Buffers of an evaluated or saved model: floats averaged over learners, others from the first.
 
-    The stated policy for batch-norm statistics: each learner keeps its own while training.
+    Batch-norm statistics: while training, each learner keeps its own.
     """
     if not states:
         return {}

@@ -22,8 +22,8 @@ A cluster is a small TOML file, or these objects:
     rank = 1
     at_s = 8.0
 
-Each host's incoming and outgoing link is a queue shared by all its transfers: else one server would
-feed sixteen learners for free. Learners on one host exchange through its memory.
+Each host's incoming and outgoing link is a queue shared by all its transfers: otherwise one server
+could feed sixteen learners at no cost. Learners on one host exchange through its memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 from hocket.core.numerics import stable_seed
 from hocket.errors import require
 
-EVALUATION_SPEED = 3.0  # forward alone is a third of forward and backward
+EVALUATION_SPEED = 3.0  # forward alone takes a third of forward and backward
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class CostModel:
         return start, end
 
     def transfer(self, source: int, to: int, now: float, num_bytes: int) -> float:
-        """Return when a message has arrived; books both links."""
+        """Return when a message has arrived; both links are busy until then."""
         (a, host_a), (b, host_b) = self._places[source], self._places[to]
         if a == b:
             return now + self._cluster.local_latency_s + num_bytes * 8e-9 / host_a.memory_gbit

@@ -1,7 +1,7 @@
 """How simulated learners exchange: collectives and messages on the virtual clock.
 
-The arithmetic is that of `collectives`, the time that of the cost model; who waits for whom, what
-is piggybacked, and the checks of the contract are here. `Simulator` builds on it.
+The arithmetic is in `hocket.runtime.shared.reductions`, the time in the cost model. Who waits for
+whom, what is piggybacked, and the checks of the contract are here. `Simulator` builds on it.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from hocket.runtime.sim.cost import CostModel
 
 @dataclass
 class Gathering:
-    """A collective that not everybody has joined yet."""
+    """A collective that some of its members have not joined yet."""
 
-    members: tuple[int, ...] | None  # None: all who live
+    members: tuple[int, ...] | None  # None: all learners that are alive
     posts: dict[int, Post] = field(default_factory=dict)
 
 
 @dataclass
 class SimLearner:
-    """One simulated rank."""
+    """One simulated rank: its context, its strategy's state, its messages and fibers."""
 
     context: RankContext
     state: State
@@ -65,7 +65,7 @@ class SimLearner:
 
 
 class SimulatedExchange(Trampoline):
-    """The exchange between simulated learners; time and learners are the simulator's."""
+    """The exchange between simulated learners; the clock is in `Simulator`."""
 
     def __init__(self, experiment: Experiment, cost: CostModel) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class SimulatedExchange(Trampoline):
 
     @abstractmethod
     def _at(self, when: float, happen: Callable[[], None]) -> None:
-        """Let something happen at a time."""
+        """Schedule something for a time of the virtual clock."""
 
     @abstractmethod
     def _deliver_at(self, when: float, rank: int, deliver: Deliver, value: Any) -> None:
-        """Hand an answer to a rank at a time, if it still lives then."""
+        """Hand an answer to a rank at a time, if it is still alive then."""
 
     # ------------------------------------------------------------------ collectives
 
@@ -147,7 +147,7 @@ class SimulatedExchange(Trampoline):
             self._complete_if_all_here(group, number)
 
     def _all_quiet(self) -> bool:
-        """Messages delivered, services blocked in a receive that nothing answers."""
+        """True if no message is in flight and every service waits for one."""
         if self.messages_in_flight:
             return False
         for rank in self.alive:
@@ -191,7 +191,7 @@ class SimulatedExchange(Trampoline):
             post.deliver(None, PeerLostError(what))
 
     def _board(self, context: RankContext, post: Post) -> None:
-        """Let a learner's tally and its wish to stop be piggybacked."""
+        """Return what a learner piggybacks on a collective: its tally, and a wish to stop."""
         if self._experiment.strategy.synchronous:
             post.tally, post.stop = context.account.tally.take(), context.agenda.stop_wanted
 
@@ -216,7 +216,7 @@ class SimulatedExchange(Trampoline):
     # ------------------------------------------------------------------ messages
 
     def _lend(self, tensor: torch.Tensor, what: str) -> None:
-        """Remember a tensor nobody may write to; the check comes with the next loan."""
+        """Remember a tensor that must not be written to; it is checked at the next loan."""
         self._check_lent()
         self._lent.append((tensor, tensor._version, what))
 

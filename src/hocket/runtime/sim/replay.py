@@ -2,11 +2,11 @@
 
 What an asynchronous learner does depends on nothing but what it drew, the order in which answers
 and messages reached it, when it met the others, and how far it knew the run to be (its rate). A
-real run with `runtime.trace = true` writes that down, learner by learner; here the simulator hands
-things over in just that order. Times do not matter, so the clocks of several hosts need not agree.
+real run with `runtime.trace = true` records that, learner by learner; here the simulator delivers
+everything in that order. Times do not matter, so the clocks of several hosts need not agree.
 The models come out as they were, up to rounding where kernels or machines differ.
 
-Use it to look into a run that happened only once: every draw, every exchange, at leisure.
+Use it to study a run that happened only once: every draw and every exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hocket.runtime.shared.inbox import Waiting
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.simulator import Simulator
 
-TOOK, NOTHING_LEFT = "took", "dry"  # a draw, answered or in vain
+TOOK, NOTHING_LEFT = "took", "dry"  # a draw that gave an item, and one that found none left
 ARRIVED, EXPIRED, MET, JOINED = "arrived", "expired", "met", "joined"
 KINDS = (TOOK, NOTHING_LEFT, ARRIVED, EXPIRED, MET, JOINED)
 
@@ -69,7 +69,7 @@ class Script:
         return self.steps[0] if self.steps else None
 
     def take(self) -> int:
-        """Strike off the next step, and return the frames known by then."""
+        """Remove the next step, and return the frames that the learner knew of by then."""
         self.steps.popleft()
         return self.frames.popleft()
 
@@ -79,14 +79,14 @@ def read_scripts(run: Path, learners: int) -> list[Script]:
     directory = RunDirectory(run)
     require(
         all(event["event"] != "lost" for event in directory.metrics()),
-        f"{run} lost a learner on its way, and what that one had received is not on record: such a "
+        f"{run} lost a learner, and what that learner had received was not recorded: such a "
         "run cannot be played again",
     )
     return [Script.read(directory.trace_path(rank)) for rank in range(learners)]
 
 
 class RecordedLedger(SharedLedger):
-    """Draws what was drawn."""
+    """Draws the items that were drawn in the recorded run."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RecordedLedger(SharedLedger):
             return Ticket(self.epoch, DRY, 0)
         require(
             bool(self._script.draws),
-            "the record does not fit this experiment: more is drawn than was",
+            "the record does not fit this experiment: more is drawn than was recorded",
         )
         place = self._script.draws.popleft()
         self._counters.add("drawn", 1)
@@ -121,7 +121,7 @@ class RecordedLedger(SharedLedger):
 
 
 class Replay(Simulator):
-    """A simulator that knows what comes next."""
+    """A simulator that delivers everything in the recorded order."""
 
     def __init__(
         self, experiment: Experiment, cluster: Cluster, report: Any, checkpoints: Any, run: Path
@@ -129,7 +129,7 @@ class Replay(Simulator):
         if experiment.strategy.synchronous:
             raise ConfigError(
                 f"{experiment.strategy.name!r} is synchronous: simulate it again with the same "
-                "seed, and it will be the same to the bit; there is nothing to play again"
+                "seed, and it will be the same bit for bit; there is nothing to play again"
             )
         self._scripts = read_scripts(run, experiment.options.learners)
         self._ready_for: list[dict[str, deque[Callable[[], bool]]]] = [
@@ -153,9 +153,9 @@ class Replay(Simulator):
         return RecordedLedger(self._pool, rank, self.alive, self._counters, self._scripts[rank])
 
     def _enable(self, rank: int, step: str, happen: Callable[[], bool]) -> None:
-        """Something can reach a learner now; it does when its turn has come.
+        """Keep something that could reach a learner now, until it is next on record.
 
-        `happen` returns False if it cannot happen any more: a receive that was answered after all.
+        `happen` returns False if it cannot happen any more: a receive that was answered meanwhile.
         """
         self._ready_for[rank][step].append(happen)
         self._at(self.now, lambda: self._proceed(rank))
@@ -167,7 +167,7 @@ class Replay(Simulator):
             ledger.committed_frames = script.frames[0] - ledger.discarded_frames
             if ready[script.steps[0]].popleft()():
                 script.take()
-                self._at(self.now, lambda: self._proceed(rank))  # once this has had its effects
+                self._at(self.now, lambda: self._proceed(rank))  # after what this step sets off
                 return
 
     # ------------------------------------------------------------------ what reaches a learner

@@ -1,7 +1,7 @@
 """A deterministic discrete-event simulator in which the mathematics is real.
 
 Gradients are computed for real, one after another, on real data; only time, network and faults are
-modelled (`hocket.runtime.sim.cost`). So one laptop trains with 128 learners and reads off the time
+modelled (`hocket.runtime.sim.cost`). So one laptop can train with 128 learners, and say how long
 the cluster would have taken. The same seed gives the same trace and the same parameters, bit for
 bit.
 
@@ -141,11 +141,11 @@ class Simulator(SimulatedExchange):
         return open_ledger(self._pool, rank, self.alive, self._counters, synchronous=synchronous)
 
     def _meeting_rule(self, rank: int) -> Callable[[], bool] | None:
-        """Return what decides where a rank meets the others, if it is not its agenda."""
+        """Return the rule by which a rank meets the others; None: by its agenda."""
         return None
 
     def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
-        """Schedule what is to go wrong; what had gone wrong before a resumption is past."""
+        """Schedule the planned deaths; those that happened before a resumption are left out."""
         for death in deaths:
             if saved is not None and death.rank not in saved.ranks:
                 continue
@@ -170,7 +170,7 @@ class Simulator(SimulatedExchange):
             me = learner.context.learner(self._worker.layout)
             main = self._experiment.strategy.run(me, learner.state)
             learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
-            self.drain()  # one rank after the other, as when a quiet point lets them go
+            self.drain()  # one rank after the other, as after a quiet point
         while not self._over():
             self._raise_failure()
             if not self._heap:
@@ -202,7 +202,7 @@ class Simulator(SimulatedExchange):
         return ended
 
     def service_ended(self, value: Any, error: BaseException | None) -> None:
-        """Take note if a service failed."""
+        """Remember a service's failure; the end of a peer is none."""
         if error is not None and not isinstance(error, PeerLostError):
             self._failure = self._failure or error
 
@@ -251,11 +251,11 @@ class Simulator(SimulatedExchange):
 
     @property
     def handlers(self) -> Handlers:
-        """How effects are begun here."""
+        """The table of this world, by class of effect."""
         return self._handlers
 
     def context(self, rank: int) -> RankContext:
-        """Return what is kept for a rank."""
+        """Return all that the runtime keeps for a rank."""
         return self.learners[rank].context
 
     def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
@@ -347,7 +347,7 @@ class Simulator(SimulatedExchange):
             self._retry(*key)
 
     def _give_back(self) -> None:
-        """Give back at once what was lost; real learners do it at their next quiet point."""
+        """Return what was lost to the pool at once; real learners do it at the next quiet point."""
         ledgers = [self.context(r).account.ledger for r in self.alive]
         behind = [ledger for ledger in ledgers if ledger.behind(self.alive)]
         if behind:

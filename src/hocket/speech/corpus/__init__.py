@@ -1,1 +1,4 @@
-"""Speech without a network: corpora that a synthesiser speaks (the extra `hocket[corpus]`)."""
+"""Synthesised speech: corpora that are made without a download (the extra `hocket[corpus]`).
+
+May import speech.input, support, errors. `espeak.py` alone imports the synthesiser, which is GPL-3.
+"""
