@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from helpers.scripted import Scripted, play
 from helpers.tasks import Broken, Quadratic
 
 from hocket import (
+    SGP,
     AllReduceSGD,
     Cluster,
     Constant,
@@ -209,3 +210,16 @@ def test_a_loss_that_is_no_loss_is_named() -> None:
 
     with pytest.raises(TaskError, match=r"loss\(\) returned Tensor: return hocket.Loss"):
         simulated(Bare(), Sequential())
+
+
+@dataclass(frozen=True)
+class Undeclared(SGP):
+    """Sends messages and does not say so."""
+
+    uses_messages: ClassVar[bool] = False
+
+
+def test_the_simulator_refuses_messages_that_are_not_declared() -> None:
+    """As real processes do, which open no mailbox without it."""
+    with pytest.raises(ContractError, match=r"'sgp' is synchronous .* `uses_messages = True`"):
+        simulated(Quadratic(), Undeclared(), 2)
