@@ -40,7 +40,7 @@ from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.user_loop import LoopRuntime, UserLoop
 from hocket.strategies import STRATEGIES
 
-_attached = 0  # how many times in this process: each time learners meet anew
+_attached = 0  # how many times in this process: each time learners meet again
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class UsersOptimizer(Optimizer):
                     self.torch_optimizer.state[p][key].copy_(view)
 
     def forget_(self, state: Any) -> None:
-        """Let the torch optimizer begin anew."""
+        """Let the torch optimizer forget what it remembers."""
         self.torch_optimizer.state.clear()
 
     @property

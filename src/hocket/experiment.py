@@ -28,7 +28,7 @@ class RuntimeOptions:
     threads: int = 1  # per learner
     device: DeviceName = "auto"  # CUDA where there is one; untested (docs/gpu.md)
     precision: Precision = "float32"  # bfloat16: autocast; flat vectors stay float32
-    deterministic: bool = True  # sums are in rank order, to the bit
+    deterministic: bool = True  # sums are in rank order, bit for bit
     transport: Transport = "auto"  # memory within a host, sockets between; torch: NCCL or gloo
     timeout_s: float = 300.0  # limit of every wait for another learner
     on_loss: OnLoss = "continue"  # or stop when a learner dies

@@ -178,7 +178,7 @@ class Broadcast(Effect[Flat]):
 class AllToAll(Effect[list[Flat]]):
     """Stripe s of every member goes to member s; the answer is in the order of the members.
 
-    After a loss a stripe keeps its owner; the answer has the stripes of those who live.
+    After a loss a stripe keeps its owner; the answer has the stripes of the survivors.
     """
 
     stripes: list[Flat]

@@ -1,4 +1,4 @@
-"""The arithmetic that both runtimes share, so that their results agree to the bit.
+"""The arithmetic that both runtimes share, so that their results agree bit for bit.
 
 Pure functions; none awaits, none communicates.
 """
@@ -16,7 +16,7 @@ from hocket.core.flat import Flat, Parts
 def shares(weights: Sequence[float]) -> list[float]:
     """Normalise weights to sum to one; equal shares when nobody has any weight.
 
-    A single contributor gets exactly 1.0, so a mean over one learner returns its vector to the bit.
+    A single contributor gets exactly 1.0, so the mean over one learner is its vector, bit for bit.
     """
     total = sum(weights)
     if total <= 0.0:
@@ -50,7 +50,7 @@ def clip_coefficient(vector: Flat, max_norm: float) -> float:
     As torch.nn.utils.clip_grad_norm_, with its 1e-6 against division by zero.
     """
     norm = torch.linalg.vector_norm(vector)
-    return min(1.0, float(max_norm / (norm + 1e-6)))  # in float32, to the bit as torch
+    return min(1.0, float(max_norm / (norm + 1e-6)))  # in float32, bit for bit as torch
 
 
 def stable_seed(*parts: int | str) -> int:

@@ -97,7 +97,7 @@ class Optimizer(ABC):
         """Put other vectors in their place."""
 
     def forget_(self, state: Any) -> None:  # noqa: B027
-        """Begin anew, as before the first step."""
+        """Forget everything, as before the first step."""
 
     @torch.no_grad()
     def apply_(self, params: Flat, grad: Flat | Parts, state: Any, lr: float) -> None:
@@ -112,5 +112,5 @@ class Optimizer(ABC):
         self._step_(params, grad, state, lr)
 
     def _step_parts_(self, params: Flat, grad: Parts, state: Any, lr: float) -> None:
-        """Step with a gradient in parts: the same to the bit as with the whole."""
+        """Step with a gradient in parts: bit for bit the same as with the whole."""
         self._step_(params, grad.join(), state, lr)

@@ -16,10 +16,10 @@ The runtime contract
 6.  `Boundary` is the only place where a run is stopped or checkpointed. Every forked effect has
     been awaited before it.
 7.  A group's collectives are issued in the same order by all members. Both runtimes sum in rank
-    order with the same thread count, so results match to the bit.
+    order with the same thread count, so results match bit for bit.
 8.  A strategy never reads a clock, and draws randomness only from `me.rng`. Randomness inside a
     minibatch (dropout, augmentation) is keyed by (seed, epoch, item), not by rank.
-9.  A learner that dies is *lost*: a collective completes over those that live and says how many
+9.  A learner that dies is *lost*: a collective completes over the survivors and says how many
     contributed; a receive from it raises `PeerLostError`; what it had drawn and not committed
     returns to the pool. Whoever is declared lost is fenced: its messages count no more. A broadcast
     from it raises `PeerLostError` on everybody; a message to it is dropped.

@@ -88,12 +88,12 @@ def pair(size: int, i: int, j: int) -> Matrix:
 
 
 def is_active(rank: int, alive: Sequence[int]) -> bool:
-    """True if a learner begins exchanges: every other one of those who live."""
+    """True if a learner begins exchanges: every other one of the survivors."""
     return alive.index(rank) % 2 == 0
 
 
 def ring_partners(rank: int, alive: Sequence[int]) -> list[int]:
-    """Return the passive neighbours of an active learner on the ring of those who live.
+    """Return the passive neighbours of an active learner on the ring of the survivors.
 
     On a ring of odd length the first and the last are both active. They do not exchange with one
     another, so it is open there: a line, which mixes more slowly and still connects everybody.

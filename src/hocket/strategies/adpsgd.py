@@ -33,7 +33,7 @@ Differences from the paper: the item drawn belongs to one shared pool, not to a 
 
 Faults. A lost learner drops out of the ring: its neighbours become neighbours. A partner that
 gives no answer for `partner_timeout_s` is left out of that exchange and told so; when it wakes it
-throws its gradient away (its items return to the pool) and begins anew from its neighbours' mean.
+throws its gradient away (its items return to the pool) and starts again from its neighbours' mean.
 
 Limits: one's own momentum is never mixed; evaluation averages all models, which is the one time all
 learners meet. Two active learners never mix directly.
@@ -176,7 +176,7 @@ class ADPSGD(Strategy[RingState]):
         except WaitTimeoutError:
             await me.send(partner, "left out", number)
         else:
-            if half is not None:  # else the partner is about to begin anew
+            if half is not None:  # else the partner is about to start again
                 state.params.add_(half)  # eq. 1
                 state.mixes += 1
                 known.spare = half

@@ -19,7 +19,7 @@ and then. A slow learner slows its node, not the others.
 
 Differences from the paper: the model travels within the node at every step (a broadcast), because
 it may have been mixed meanwhile. When a leader is lost, the next learner leads, with its own copy
-of momentum. A node that was left out of an exchange begins anew from its neighbours' mean; the
+of momentum. A node that was left out of an exchange starts again from its neighbours' mean; the
 gradient it had in hand is counted as learnt, though its effect is gone.
 
 Limits: nodes are equally large; the last may be smaller.

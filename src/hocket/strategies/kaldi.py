@@ -39,7 +39,7 @@ The natural gradient is the optimizer's: `optimizer.name = "ngsgd"`. recipes/kal
 
 Differences from Kaldi: the average is weighted by frames, which matters only for the short archive
 at the end of an epoch. The estimate of the Fisher matrix stays with a learner over iterations,
-where Kaldi's jobs start anew; momentum does start anew (`local_momentum`). The rate of the last
+where Kaldi's jobs start again; momentum does start again (`local_momentum`). The rate of the last
 iteration is that of its beginning, not quite the final one. Kaldi combines the models of the last
 half epoch or so, thinned out to 20; (5) looks at the last 20 as they are. Layers are not added
 while training goes on. As in Kaldi, the data of a dropped learner count as processed. A learner

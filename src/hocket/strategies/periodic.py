@@ -95,7 +95,7 @@ class Averaging(Strategy[S]):
 async def walk(me: Learner, state: State, steps: int, scale: float = 1.0) -> None:
     """Take so many local steps, at `scale` times the local rate, or as many as the epoch has left.
 
-    A dry draw that is told in the same words again means that every round has been dealt out; one
+    A dry draw with the same ticket twice in a row means that every round has been dealt out; one
     alone may be a gap in this learner's column while others still have an item in the next round.
     """
     last = None
