@@ -102,8 +102,8 @@ class Learner:
 
         `rule`: a variant of the optimizer for this step, such as one with tighter limits.
 
-        In lower precision one that is not finite is skipped and counted. A mean is the same, bit for
-        bit, on all learners, so all of them skip it or none.
+        In lower precision one that is not finite is skipped and counted. A mean is the same
+        on all learners, bit for bit, so all of them skip it or none.
         """
         if not grad.frames:
             return
