@@ -14,7 +14,7 @@ class Display(Protocol):
     """Shows events as they come."""
 
     def __enter__(self) -> Display:
-        """Begin to show."""
+        """Take over the terminal, where a bar is shown."""
         ...
 
     def __exit__(
@@ -27,7 +27,7 @@ class Display(Protocol):
         ...
 
     def show(self, event: dict[str, Any]) -> None:
-        """Show one event."""
+        """Show one event of metrics.jsonl, or one that is for the display only (`progress`)."""
         ...
 
     def say(self, text: str) -> None:
@@ -73,7 +73,7 @@ class LineDisplay:
         if kind == "eval":
             self.say(
                 f"{self._title}: {_percent(event, self._total)}  dev loss {event['loss']:.4f}  "
-                f"accuracy {event['accuracy']:.4f}"
+                f"accuracy {event['accuracy']:.4f}{measured(event)}"
             )
         elif kind == "note":
             self.say(event["text"])
@@ -83,7 +83,7 @@ class LineDisplay:
             self.say(
                 f"{self._title}: {_percent(event, self._total)}  epoch {event['epoch'] + 1}  "
                 f"loss {event['loss']:.4f}  accuracy {event['accuracy']:.4f}  "
-                f"{self._speed.text(self._total)}"
+                f"{self._speed.text(self._total)}{_doing(event)}"
             )
 
     def say(self, text: str) -> None:
@@ -98,7 +98,7 @@ class BarDisplay:
         self._speed = Speed()
         self._total = total_frames
         texts = "{task.percentage:>3.0f}%", "{task.fields[text]}"
-        self._bar = new_bar(console, "[bold]{task.description}", *texts, width=24)
+        self._bar = new_bar(console, *texts, style="bold", width=24)
         self._task = self._bar.add_task(title, total=total_frames, text="starting")
         self._training = self._dev = ""
 
@@ -118,9 +118,9 @@ class BarDisplay:
             self.say(f"rank {event['rank']} lost ({event.get('reason', '')})")
         figures = f"{event.get('loss', 0.0):.4f} / {event.get('accuracy', 0.0):.4f}"
         if event["event"] == "eval":
-            self._dev = f"  dev {figures}"
+            self._dev = f"  dev {figures}{measured(event)}"
         elif event["event"] in ("train", "progress"):
-            self._training = f"epoch {event['epoch'] + 1}  loss / acc {figures}"
+            self._training = f"epoch {event['epoch'] + 1}  loss / acc {figures}{_doing(event)}"
         self._bar.update(
             self._task,
             completed=event["frames"],
@@ -156,6 +156,25 @@ class Speed:
         if total and speed:
             text += f"  {(total - self._last[1]) / speed:.0f} s left"
         return text
+
+
+def measured(event: dict[str, Any]) -> str:
+    """Say what a method saw since the last evaluation: of a parameter server, of curvature."""
+    if "cg_iterations" in event:
+        ratio = f"  ratio {event['ratio']:.2f}" if "ratio" in event else "  no step"
+        return f"  CG {event['cg_iterations']:.0f}  damping {event['damping']:.3g}{ratio}"
+    if "queue" not in event:
+        return ""
+    return (
+        f"  staleness {event['staleness']:.1f} (max {event['staleness_max']:.0f})  "
+        f"dropped {event['dropped']:.1%}  queue {event['queue']:.1f}  "
+        f"pushes {event.get('pushes_per_s', 0.0):,.1f}/s"
+    )
+
+
+def _doing(event: dict[str, Any]) -> str:
+    """Say what the method is doing, where it tells."""
+    return f"  {event['doing']}" if "doing" in event else ""
 
 
 def _percent(event: dict[str, Any], total: int) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hocket.record.pushes import BY_RANK, HISTOGRAM, with_rate
 from hocket.record.rundir import RunDirectory
 from hocket.record.tensorboard import EventFile
-from hocket.support.files import write_atomically
+from hocket.support.files import open_to_append, write_atomically
 
-EVENTS = ("train", "eval", "lost", "joined", "checkpoint", "note", "summary")
+EVENTS = ("train", "eval", "lost", "joined", "left", "checkpoint", "note", "summary")
 HEAD = ("event", "time_s", "clock", "frames", "epoch", "rank")
 
 
@@ -23,7 +24,7 @@ class MetricsFile:
     """Appends one JSON object a line; each line is in the file when the call returns."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")
+        self._file = open_to_append(path)
 
     def write(self, event: dict[str, Any]) -> None:
         """Append an event, its common fields first."""
@@ -60,14 +61,20 @@ def rewind(run_dir: Path, frames: int) -> None:
     for line, event in run.metrics_lines():
         if event is None:  # cut off in the middle by a crash
             dropped.append(line.rstrip("\n") + "\n")
-        elif event["event"] == "summary" or (event["frames"] or 0) > frames:
+        elif event["event"] == "summary" or frames_of(event) > frames:
             dropped.append(line)
         else:
             kept.append(line)
     if dropped:
-        with run.abandoned_metrics_path.open("a") as file:
+        with open_to_append(run.abandoned_metrics_path) as file:
             file.writelines(dropped)
         write_atomically(run.metrics_path, "".join(kept))
+
+
+def frames_of(event: dict[str, Any]) -> float:
+    """Return how far the run was at an event; 0 if it does not say."""
+    frames = event.get("frames")
+    return frames if isinstance(frames, int | float) else 0
 
 
 class Recorder:
@@ -85,21 +92,34 @@ class Recorder:
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Record and show one event; a `progress` event is only shown."""
+        if event["event"] == "eval":
+            before_s = self.evaluations[-1]["train_s"] if self.evaluations else 0.0
+            event = with_rate(event, before_s)
+            self.evaluations.append(event)
         self._show(event)
         if event["event"] == "progress":
             return
-        if event["event"] == "eval":
-            self.evaluations.append(event)
         if self._metrics:
             self._metrics.write(event)
         if self._board and event["event"] in ("train", "eval"):
-            prefix = event["event"] if event["rank"] is None else f"train/rank-{event['rank']}"
-            for key, value in event.items():
-                if key not in HEAD and isinstance(value, int | float):
-                    self._board.scalar(f"{prefix}/{key}", float(value), int(event["frames"]))
+            self._draw(self._board, event)
+
+    def _draw(self, board: EventFile, event: dict[str, Any]) -> None:
+        """Put figures and histograms on TensorBoard; what is counted by rank gets a curve each."""
+        prefix = event["event"] if event["rank"] is None else f"train/rank-{event['rank']}"
+        step = int(event["frames"])
+        for key, value in event.items():
+            if key == BY_RANK + HISTOGRAM:
+                for rank, count in value.items():
+                    board.scalar(f"{prefix}/{BY_RANK}/rank-{rank}", float(count), step)
+            elif key.endswith(HISTOGRAM):
+                counts = {int(v): n for v, n in value.items()}
+                board.histogram(f"{prefix}/{key.removesuffix(HISTOGRAM)}", counts, step)
+            elif key not in HEAD and isinstance(value, int | float):
+                board.scalar(f"{prefix}/{key}", float(value), step)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close metrics.jsonl and the file of TensorBoard; nothing can be recorded after it."""
         for file in (self._metrics, self._board):
             if file:
                 file.close()

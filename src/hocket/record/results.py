@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from hocket.core.accounts import Books, LostLearner
 from hocket.errors import ContractError
 from hocket.record.metrics import Recorder
 from hocket.record.rundir import RunDirectory
+from hocket.support.arrays import read_tensors
 from hocket.support.files import atomically
 
 
@@ -50,6 +51,8 @@ class Result:
     run_dir: Path | None
     trace_digest: str | None = None  # of a simulation: the same seed gives the same
     evaluations: tuple[tuple[float, float], ...] = ()  # training seconds, dev loss
+    attendants: list[LearnerReport] = field(default_factory=list)  # ranks that drew nothing
+    rate_share: float = 1.0  # of the sequential rate's integral, after ramp and limit
 
     def time_to(self, loss: float) -> float | None:
         """Return the training time until an evaluation first showed a dev loss this low."""
@@ -78,15 +81,26 @@ def final_model(path: Path, out: Path | None) -> dict[str, torch.Tensor]:
     if out is not None:
         with atomically(RunDirectory(out).model_path) as partial:
             shutil.copyfile(newest, partial)
-    return load_file(newest)
+    return read_tensors(newest)
 
 
 def of_real(
-    summaries: list[dict[str, Any]], losses: list[LostLearner], path: Path, out: Path | None
+    summaries: list[dict[str, Any]],
+    losses: list[LostLearner],
+    path: Path,
+    out: Path | None,
+    attending: Collection[int],
 ) -> Result:
     """Return what the survivors of a real run report."""
     first = summaries[0]
     time_s = first["time_s"] - first["aside_s"]
+    reports = sorted(
+        [
+            *(learner_report(s["rank"], s["books"], time_s) for s in summaries),
+            *(learner_report(one.rank, one.books, time_s, one.time_s) for one in losses),
+        ],
+        key=lambda report: report.rank,
+    )
     loss, accuracy = first["scores"] or (float("nan"), float("nan"))
     return Result(
         loss=loss,
@@ -97,13 +111,8 @@ def of_real(
         time_s=time_s,
         aside_s=first["aside_s"],
         clock="wall",
-        learners=sorted(
-            [
-                *(learner_report(s["rank"], s["books"], time_s) for s in summaries),
-                *(learner_report(one.rank, one.books, time_s, one.time_s) for one in losses),
-            ],
-            key=lambda report: report.rank,
-        ),
+        learners=[one for one in reports if one.rank not in attending],
+        attendants=[one for one in reports if one.rank in attending],
         model=final_model(path, out),
         stopped=first["stopped"] and not first["closed"],
         run_dir=out,
@@ -125,10 +134,14 @@ def learner_report(
 SLOW = 0.7  # a learner is called slow if it does less than this share of what the median one does
 
 
-def slow_learner(result: Result) -> str | None:
-    """Name a learner that is much slower than the others, and what that means for them."""
-    there = [one for one in result.learners if not one.lost and one.frames]
-    if len(there) < 3:
+def slow_learner(learners: Sequence[LearnerReport], *, synchronous: bool = True) -> str | None:
+    """Name a learner that is much slower than the others, and what that means for them.
+
+    How busy a learner is tells that others wait for it only where they wait for each other: one of
+    `asgd` waits for the servers.
+    """
+    there = [one for one in learners if not one.lost and one.frames]
+    if len(there) < 2:
         return None
     last = min(there, key=lambda one: one.frames)
     usual = statistics.median(one.frames for one in there)
@@ -139,7 +152,7 @@ def slow_learner(result: Result) -> str | None:
         share = f"{last.frames / usual:.0%} of the frames of the median learner"
         return f"rank {last.rank} is slow: {share}; the others do not wait for it"
     computing = statistics.median(one.utilisation for one in there)
-    if computing < SLOW * busiest.utilisation:
+    if synchronous and len(there) > 2 and computing < SLOW * busiest.utilisation:
         return (
             f"rank {busiest.rank} is slow: it computes {busiest.utilisation:.0%} of the time, the "
             f"median learner {computing:.0%}, waiting for it; a ring (adpsgd) would not wait"
@@ -162,7 +175,9 @@ def summary_event(result: Result) -> dict[str, Any]:
         "aside_s": result.aside_s,
         "frames_per_s": result.frames_per_s,
         "discarded_frames": result.discarded_frames,
+        "rate_share": result.rate_share,
         "stopped": result.stopped,
         "learners": [dataclasses.asdict(one) for one in result.learners],
+        "attendants": [dataclasses.asdict(one) for one in result.attendants],
         "trace_digest": result.trace_digest,
     }

@@ -1,11 +1,11 @@
-"""TensorBoard's event file format, written by hand: scalars only, without a protobuf library.
+"""TensorBoard's event file format, written by hand, without a protobuf library.
 
 A file is a sequence of records:
 
     uint64 length | masked CRC-32C of the length | data | masked CRC-32C of the data
 
-The data of a record is a protobuf `Event`. The three messages that a scalar needs are small enough
-to be encoded here.
+The data of a record is a protobuf `Event`. The messages that scalars and histograms need are small
+enough to be encoded here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -27,9 +28,29 @@ class EventFile:
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Append the value of the curve `tag` at `step`; a crash afterwards loses nothing."""
-        point = _bytes(1, tag.encode()) + _float(2, value)  # Summary.Value
-        summary = _bytes(1, point)
-        self._record(_double(1, time.time()) + _varint(2, step) + _bytes(5, summary))
+        self._summary(_bytes(1, tag.encode()) + _float(2, value), step)
+
+    def histogram(self, tag: str, counts: Mapping[int, int], step: int) -> None:
+        """Append how often each whole number was seen; a bucket is one of them, give or take 0.5.
+
+        Buckets without a count are written, too: TensorBoard draws between the limits it is given.
+        """
+        values = range(min(counts), max(counts) + 1)
+        told = {value: float(counts.get(value, 0)) for value in values}
+        histogram = (  # HistogramProto
+            _double(1, float(values[0]))
+            + _double(2, float(values[-1]))
+            + _double(3, sum(told.values()))
+            + _double(4, sum(v * n for v, n in told.items()))
+            + _double(5, sum(v * v * n for v, n in told.items()))
+            + _doubles(6, [value + 0.5 for value in values])
+            + _doubles(7, list(told.values()))
+        )
+        self._summary(_bytes(1, tag.encode()) + _bytes(5, histogram), step)
+
+    def _summary(self, value: bytes, step: int) -> None:
+        """Append an event with one `Summary.Value`."""
+        self._record(_double(1, time.time()) + _varint(2, step) + _bytes(5, _bytes(1, value)))
 
     def _record(self, data: bytes) -> None:
         length = struct.pack("<Q", len(data))
@@ -37,7 +58,7 @@ class EventFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; every point is on disk already, because each is flushed."""
         self._file.close()
 
 
@@ -56,6 +77,10 @@ def _varint(field: int, value: int) -> bytes:
 
 def _double(field: int, value: float) -> bytes:
     return _number(field << 3 | 1) + struct.pack("<d", value)
+
+
+def _doubles(field: int, values: Sequence[float]) -> bytes:
+    return _bytes(field, struct.pack(f"<{len(values)}d", *values))
 
 
 def _bytes(field: int, value: bytes) -> bytes:

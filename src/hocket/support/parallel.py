@@ -6,7 +6,6 @@ and results are handed back in the order of the pieces.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from hocket.errors import HocketError
+from hocket.support.fork_server import fork_context
 from hocket.support.signals import end_with_parent, interrupted_once, leave_to_parent
 
 T = TypeVar("T")
@@ -51,11 +51,9 @@ def ordered_map(
     if jobs <= 1 and not fresh:
         yield from map(partial(_alone, function), pieces)
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
     pool = ProcessPoolExecutor(
         max(1, min(jobs, len(pieces))),
-        mp_context=context,
+        mp_context=fork_context(PRELOAD),
         initializer=_begin_worker,
         max_tasks_per_child=1 if fresh else None,
     )

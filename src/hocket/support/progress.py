@@ -26,7 +26,7 @@ def progress(title: str, total: float, *, unit: str = "", wanted: bool = True) -
         yield lambda amount: None
     elif console := terminal():
         counts = f"{{task.completed:,.0f}} of {{task.total:,.0f}} {unit}"
-        with new_bar(console, "{task.description}", counts, transient=True) as bar:
+        with new_bar(console, counts, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda amount: bar.advance(task, amount)
     else:
@@ -49,24 +49,35 @@ def _lines(title: str, total: float, unit: str) -> Advance:
 # ------------------------------------------------------------------ the parts
 
 
+def printer(*, stderr: bool = False, soft_wrap: bool = True, width: int | None = None) -> Console:
+    """Return what prints tables and texts as they are.
+
+    rich would take a name such as `[/b]` or `:warning:` for its own markup, and fail or change it.
+    """
+    return Console(stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False)
+
+
 def terminal() -> Console | None:
     """Return the terminal to draw on; None if nobody watches, as in a pipe or a log."""
-    console = Console(stderr=True)
+    console = printer(stderr=True, soft_wrap=False)
     return console if console.is_terminal else None
 
 
 def new_bar(
-    console: Console, title: str, *texts: str, width: int = 40, transient: bool = False
+    console: Console, *texts: str, style: str = "none", width: int = 40, transient: bool = False
 ) -> Progress:
-    """Make a bar: the title, the bar, texts, the time left; `transient`: removed at the end."""
-    columns = TextColumn(title), BarColumn(width), *map(TextColumn, texts), TimeRemainingColumn()
-    return Progress(*columns, console=console, transient=transient)
+    """Make a bar: its title, the bar, texts, the time left; `transient`: removed at the end."""
+    title = TextColumn("{task.description}", style=style, markup=False)
+    columns = [TextColumn(text, markup=False) for text in texts]
+    made = title, BarColumn(width), *columns, TimeRemainingColumn()
+    return Progress(*made, console=console, transient=transient)
 
 
 class Pace:
-    """Says when another line is due: the first at once, then one every `LINES_EVERY_S`."""
+    """Says when another line is due: the first at once, then one every so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: float = LINES_EVERY_S) -> None:
+        self._every_s = every_s
         self._next = 0.0
 
     def due(self) -> bool:
@@ -74,7 +85,7 @@ class Pace:
         now = time.monotonic()
         if now < self._next:
             return False
-        self._next = now + LINES_EVERY_S
+        self._next = now + self._every_s
         return True
 
 

@@ -20,6 +20,9 @@ from contextlib import contextmanager
 from typing import Final
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# What a scheduler may send before it ends a job; `--signal` of Slurm may name any of them.
+WARNINGS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_HELD: Final = (signal.SIGINT, *WARNINGS)
 STOPPING: Final = "stopping at the next boundary, with a checkpoint (Ctrl-C again to end at once)"
 _PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
 
@@ -82,12 +85,12 @@ def interrupted_once() -> Iterator[None]:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait, in this thread, while processes are being started.
+    """Let Ctrl-C and a scheduler's warnings wait, in this thread, while processes are started.
 
-    The new processes inherit this: a signal to the whole group must not end them before they have
-    called `leave_to_parent`.
+    The new processes inherit this: a signal to the whole group, or to every process of a job, must
+    not end them before they have called `leave_to_parent`.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     try:
         yield
     finally:
@@ -98,9 +101,13 @@ def signals_held_back() -> Iterator[None]:
 
 
 def leave_to_parent(numbers: Iterable[signal.Signals]) -> None:
-    """Ignore signals that a terminal sends to all: the parent decides what happens then."""
+    """Ignore signals that are sent to all: the parent decides what happens then.
+
+    Whatever was held back while this process was being started gets through again.
+    """
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
 def end_with_parent() -> None:

@@ -38,3 +38,10 @@ def entry(name: str, paragraphs: Iterable[str], column: int) -> str:
     if len(name) + 2 > column:
         return "\n".join([name, *lines])
     return "\n".join([name.ljust(column) + lines[0][column:], *lines[1:]]) if lines else name
+
+
+def size_of(num_bytes: float) -> str:
+    """Write a number of bytes for people, in powers of a thousand."""
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min(len(str(int(num_bytes))) - 1, 14) // 3
+    return f"{num_bytes / 1000**power:.1f} {units[power]}"
