@@ -25,7 +25,6 @@ class Ticket:
     index: int  # of the item in items("train")
     frames: int
     round: int = 0
-    deal: int = 0  # how often the epoch had been dealt again
 
     def describe(self, part: tuple[int, int] = (0, 1)) -> str:
         """Name the item for a trace; parts after the first are marked."""
@@ -60,13 +59,31 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class Piggyback:
+    """What one learner sends along with a collective."""
+
+    tally: Tally  # what it has learnt since the last one
+    stop: bool  # it wants to stop; in a group: to meet all learners
+    meet: bool = False  # somebody waits to be let in
+
+    def row(self) -> list[float]:
+        """Return it as the numbers that travel."""
+        wishes = self.stop + 2 * self.meet
+        return [self.tally.loss_sum, float(self.tally.frames), self.tally.correct, float(wishes)]
+
+
+NOTHING: Final = Piggyback(Tally(), False)
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """What is piggybacked on a collective of all learners, the same for everybody."""
+    """What all members of a collective sent along, added up: the same for everybody."""
 
     members: tuple[int, ...]  # who took part
     tally: Tally  # what they have learnt since the last one
     stop: bool  # does anybody want to stop?
-    rode: bool = True  # False: tally and stop did not travel with this collective
+    meet: bool = False  # does anybody know of somebody who waits to be let in?
+    piggybacked: bool = True  # False: tally and stop did not travel with this collective
 
 
 @dataclass
@@ -76,6 +93,7 @@ class Books:
     compute_s: float = 0.0
     bytes_sent: int = 0
     frames: int = 0  # it has taken gradients on
+    product_frames: int = 0  # it has taken curvature products on
     draws: int = 0
     skipped: int = 0  # steps not made, because the gradient was not finite
     since_s: float = 0.0  # training time of the run when these books were opened
@@ -89,6 +107,7 @@ class Vitals:
     frames: int = 0
     epoch: int = 0
     books: Books = field(default_factory=Books)
+    aside_s: float = 0.0  # of the time: spent evaluating and checkpointing
 
 
 @dataclass(frozen=True)
@@ -99,3 +118,32 @@ class LostLearner:
     time_s: float
     reason: str
     books: Books  # at its last sign of life
+
+
+@dataclass(slots=True, frozen=True)
+class Scores:
+    """Mean loss and frame accuracy over a held-out set."""
+
+    loss: float
+    accuracy: float
+    frames: int
+
+
+@dataclass(slots=True, frozen=True)
+class Progress:
+    """How far the run is, by frames committed over all learners."""
+
+    frames: int
+    epoch: int
+    total_frames: int
+    epoch_frames: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """The world's answer at a boundary."""
+
+    go_on: bool
+    progress: Progress
+    scores: Scores | None = None  # of the latest evaluation, if there has been one
+    met: bool = False  # all ranks have met here: nothing was under way

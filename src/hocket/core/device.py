@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
@@ -15,7 +15,8 @@ from hocket.errors import ConfigError
 
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 Precision: TypeAlias = Literal["float32", "bfloat16"]
-Transport: TypeAlias = Literal["auto", "shared_memory", "sockets", "torch"]  # of vectors
+Transport: TypeAlias = Literal["auto", "shared_memory", "sockets", "torch", "mpi"]  # of vectors
+LIBRARIES: Final = ("torch", "mpi")  # these carry vectors in our place, and end with any learner
 
 
 def resolve(name: DeviceName, local_rank: int) -> torch.device:

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
-from hocket.core.accounts import Outcome, Ticket
-from hocket.core.codec import FLOAT32, Codec
+from hocket.core.accounts import (
+    Outcome,
+    Progress as Progress,
+    Scores as Scores,
+    Ticket,
+    Verdict as Verdict,
+)
+from hocket.core.codec import Coder, Memory
 from hocket.core.flat import Flat, Parts
 from hocket.errors import ContractError
 
@@ -69,9 +75,35 @@ class Grad:
             )
         return self.whole
 
+    def part(self, place: range) -> Parts:
+        """Return a range of it that was cut between parameters; nothing is laid out or copied."""
+        if isinstance(self.whole, Parts):
+            return self.whole.part(place)
+        return Parts(len(place), [(0, self.vector[place.start : place.stop])])
+
     def give_back(self) -> None:
         """Let go of memory that was lent, as the next collective will write to it."""
         self.whole = None if self.spent else self.vector
+
+
+@dataclass(slots=True)
+class Product:
+    """The mean of a Gauss-Newton product over `frames` frames of one learner."""
+
+    vector: Flat
+    frames: int
+    cost: float  # of a product of this model, relative to a gradient of the same frames
+
+
+@dataclass(slots=True, frozen=True)
+class Block:
+    """Items that were dealt together: how many draws they are for each learner, and their frames.
+
+    A learner with less to do gets dry gradients in its last draws.
+    """
+
+    draws: int
+    frames: int
 
 
 @dataclass(slots=True)
@@ -90,33 +122,6 @@ class Message:
     source: int
     tag: str
     payload: Any
-
-
-@dataclass(slots=True, frozen=True)
-class Scores:
-    """Mean loss and frame accuracy over a held-out set."""
-
-    loss: float
-    accuracy: float
-    frames: int
-
-
-@dataclass(slots=True, frozen=True)
-class Progress:
-    """How far the run is, by frames committed over all learners."""
-
-    frames: int
-    epoch: int
-    total_frames: int
-
-
-@dataclass(slots=True, frozen=True)
-class Verdict:
-    """The world's answer at a boundary."""
-
-    go_on: bool
-    progress: Progress
-    scores: Scores | None = None  # of the latest evaluation, if there has been one
 
 
 # ---------------------------------------------------------------------------- computing
@@ -140,7 +145,19 @@ class MeanGradient(Effect[Grad]):
     """A gradient, then its frame-weighted mean over all learners."""
 
     params: Flat
-    codec: Codec = FLOAT32
+
+
+@dataclass(slots=True, eq=False)
+class Curvature(Effect[Product]):
+    """The Gauss-Newton product at `params` along `direction`, on items that were drawn before.
+
+    This learner's own part: the mean over learners is an `AllReduce` weighted by its frames. Units
+    are not dropped and batch-norm uses what it has learnt, so the same items give the same product.
+    """
+
+    params: Flat
+    direction: Flat
+    tickets: tuple[Ticket, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +167,13 @@ class Evaluate(Effect[Scores]):
     params: Flat
     which: str = "dev"
     num_items: int | None = None  # the first so many of the split; None: all
+
+
+@dataclass(slots=True, eq=False)
+class Spend(Effect[None]):
+    """Arithmetic on so many values was done beside gradients; the simulator charges its time."""
+
+    num_values: int
 
 
 # ---------------------------------------------------------------------------- collectives
@@ -163,6 +187,25 @@ class AllReduce(Effect[Mean]):
     weight: float | None = None
     group: Group | None = None
     in_place: bool = False  # `x` becomes the mean: no new memory, one copy less
+
+
+@dataclass(slots=True, eq=False)
+class CodedMean(Effect[Mean]):
+    """Weighted mean over all learners of what a codec makes of their vectors; `x` becomes it.
+
+    Each learner codes its vector with what it kept; the owner of a stripe adds up the codes, codes
+    the sum with what it kept of such sums, and all decode the same bytes. `memory` becomes what is
+    still kept; None: nothing is. A learner of weight 0 sends nothing and keeps what it has.
+    """
+
+    x: Flat
+    coder: Coder
+    memory: Memory | None
+    weight: float | None = None  # None: the frames drawn since the last settlement
+
+    def describe(self) -> str:
+        """Name it as the records do."""
+        return "coded_mean"
 
 
 @dataclass(slots=True, eq=False)
@@ -267,6 +310,7 @@ class Settle(Effect[None]):
 
     outcome: Outcome
     tickets: tuple[Ticket, ...] | None = None
+    with_next: bool = False  # it counts when the next collective of all is complete
 
 
 @dataclass(slots=True, eq=False)
@@ -280,7 +324,35 @@ class Deal(Effect[None]):
 
 
 @dataclass(slots=True, eq=False)
+class DealBlock(Effect[Block]):
+    """Deal the next items of the epoch so that all learners have as much to do.
+
+    As many items as have `num_frames` in all, or a little more (None: all that is left of the
+    epoch, beyond which no block goes). With `speeds` by rank a faster learner gets more. `balanced`
+    False: in turn, whatever their frames.
+    Synchronous strategies only, all alike, and with nothing drawn that is not settled.
+    """
+
+    num_frames: int | None = None
+    speeds: tuple[float, ...] | None = None
+    balanced: bool = True
+
+
+BoundaryKind: TypeAlias = Literal["pass", "meet", "attend", "look"]
+
+
+@dataclass(slots=True, eq=False)
 class Boundary(Effect[Verdict]):
-    """Where the world may intervene: evaluate, checkpoint, stop."""
+    """Where the world may intervene: evaluate, checkpoint, stop.
+
+    pass: go on at once unless something is due. meet: call all others together. attend: wait
+    until somebody else does, or somebody is lost, and meet them. look: only say whether one that
+    passes would go on at once.
+    """
 
     state: Any
+    kind: BoundaryKind = "pass"
+
+    def describe(self) -> str:
+        """Say whom it waits for."""
+        return "others to call a meeting" if self.kind == "attend" else "boundary"

@@ -16,6 +16,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from hocket.errors import require
+
 Flat: TypeAlias = torch.Tensor  # one-dimensional, contiguous, float32
 
 ALIGNMENT_BYTES = 64  # a cache line, and the width of an AVX-512 register
@@ -59,10 +61,28 @@ class Layout:
             offset += -(-p.numel() // _ALIGNMENT) * _ALIGNMENT
         return cls(tuple(entries), offset)
 
-    @property
-    def num_parameters(self) -> int:
-        """Values without the padding."""
-        return sum(e.num_values for e in self.entries)
+    def cut(self, count: int) -> list[range]:
+        """Cut the vector between parameters into so many ranges, the largest as small as can be.
+
+        Limits on a layer's step, and its codes, need the layer whole, so no parameter is divided.
+        """
+        require(
+            1 <= count <= len(self.entries),
+            f"a model of {len(self.entries)} parameters cannot be cut into {count} parts: "
+            "parameters are not divided",
+        )
+        ends = [*(e.offset for e in self.entries[1:]), self.size]
+        low, high = -(-self.size // count), self.size
+        while low < high:  # the smallest room in which `count` parts suffice
+            middle = (low + high) // 2
+            low, high = (low, middle) if _parts_of(ends, middle) <= count else (middle + 1, high)
+        return _ranges(ends, low, count)
+
+    def part(self, place: range) -> Layout:
+        """Return the layout of a range that was cut out, counted from its beginning."""
+        inside = [e for e in self.entries if place.start <= e.offset < place.stop]
+        moved = tuple(Entry(e.name, e.shape, e.offset - place.start) for e in inside)
+        return Layout(moved, len(place))
 
     def parts(self, tensors: Iterable[torch.Tensor | None]) -> Parts:
         """Take one tensor for each parameter as a vector that is not laid out yet."""
@@ -120,6 +140,11 @@ class Parts:
         out[end:] = 0.0
         return out
 
+    def part(self, place: range) -> Parts:
+        """Return a range that was cut between parameters, counted from its beginning."""
+        inside = [(at - place.start, p) for at, p in self.pieces if place.start <= at < place.stop]
+        return Parts(len(place), inside)
+
     def join(self) -> Flat:
         """Lay the vector out in memory of its own."""
         device = self.pieces[0][1].device if self.pieces else None
@@ -128,3 +153,28 @@ class Parts:
     def finite(self) -> bool:
         """True if no value is infinite or not a number."""
         return all(bool(torch.isfinite(piece).all()) for _, piece in self.pieces)
+
+
+def _parts_of(ends: list[int], room: int) -> int:
+    """Return how many parts of at most `room` values are needed; too many if one does not fit."""
+    parts, begun, last = 1, 0, 0
+    for end in ends:
+        if end - last > room:
+            return len(ends) + 1
+        if end - begun > room:
+            parts, begun = parts + 1, last
+        last = end
+    return parts
+
+
+def _ranges(ends: list[int], room: int, count: int) -> list[range]:
+    """Fill parts of at most `room` values one after the other; each gets a parameter at least."""
+    found: list[range] = []
+    begun = last = 0
+    for number, end in enumerate(ends):
+        ahead, parts_left = len(ends) - number, count - len(found) - 1
+        if last > begun and (end - begun > room or ahead <= parts_left):
+            found.append(range(begun, last))
+            begun = last
+        last = end
+    return [*found, range(begun, last)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from hocket.core.numerics import clip_coefficient
 from hocket.errors import require
 
 
-class Preconditioner(Protocol):
+class GradientTap(Protocol):
     """Changes the gradients of a model where backward makes them."""
 
     state: dict[str, Any]  # what it has learnt; part of the worker's state
@@ -28,7 +28,7 @@ class Preconditioner(Protocol):
 class Preconditioning(Protocol):
     """How gradients are to be preconditioned; `hocket.optim.natural_gradient` has the one."""
 
-    def tap(self, model: nn.Module) -> Preconditioner:
+    def tap(self, model: nn.Module) -> GradientTap:
         """Precondition the gradients of this model from now on."""
         ...
 
@@ -114,3 +114,23 @@ class Optimizer(ABC):
     def _step_parts_(self, params: Flat, grad: Parts, state: Any, lr: float) -> None:
         """Step with a gradient in parts: bit for bit the same as with the whole."""
         self._step_(params, grad.join(), state, lr)
+
+
+def memory_of(rule: Optimizer, olds: Sequence[tuple[Any, int]], params: Flat, place: range) -> Any:
+    """Return what is remembered of a range of a model, given that of all its parts in their order.
+
+    `olds`: each part's state, and its size; `params`: the range's own. Vectors are cut; numbers
+    beside them (AdamW's steps) are those of the first part.
+    """
+    fresh = rule.init(params)
+    if not olds or not is_dataclass(fresh):
+        # Whoever had it died while others saved; or a torch optimizer keeps its memory itself.
+        return fresh
+    pieces = [rule.moments(params.new_empty(size), one) for one, size in olds]
+    whole = [torch.cat(list(vectors)) for vectors in zip(*pieces, strict=True)]
+    rule.remember_(fresh, [vector[place.start : place.stop] for vector in whole])
+    for one in fields(fresh):
+        value = getattr(olds[0][0], one.name)
+        if isinstance(value, int | float):
+            setattr(fresh, one.name, value)
+    return fresh

@@ -11,13 +11,16 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import astuple, fields, is_dataclass, replace
-from typing import Any, TypeAlias
+from types import UnionType
+from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 
 from hocket.core.accounts import Ticket
 from hocket.errors import ContractError
+
+OPTIONAL: Final = frozenset({"memory"})  # fields that are left out while they hold nothing
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -48,6 +51,7 @@ def flatten(tree: Any, *, dataclasses: bool = True) -> tuple[Any, dict[str, torc
             return {"$dict": [[k, walk(v, f"{path}.{k}")] for k, v in node.items()]}
         if dataclasses and is_dataclass(node) and not isinstance(node, type):
             children = {f.name: getattr(node, f.name) for f in fields(node)}
+            children = {k: v for k, v in children.items() if not (v is None and k in OPTIONAL)}
             return {"$fields": {k: walk(v, f"{path}.{k}") for k, v in children.items()}}
         raise ContractError(
             f"cannot pack {type(node).__name__} at {path!r}: use tensors, numbers, strings and "
@@ -74,13 +78,33 @@ def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor], template: Any = N
     if kind == "$dict":
         return {k: unflatten(v, tensors, _child(template, k)) for k, v in body}
     known = {f.name for f in fields(template)} if is_dataclass(template) else set()
+    known -= {k for k in OPTIONAL & known if k not in body and getattr(template, k) is None}
     if set(body) != known or isinstance(template, type):
         raise ContractError(
             f"saved fields {sorted(body)} do not fit {type(template).__name__} {sorted(known)}: "
             "this was written by another version or another strategy"
         )
     children = {k: unflatten(v, tensors, getattr(template, k)) for k, v in body.items()}
+    hints = get_type_hints(type(template))
+    for key, value in children.items():
+        if not _fits(value, hints[key]):
+            raise ContractError(
+                f"saved field {key!r} of {type(template).__name__} is {type(value).__name__}, not "
+                f"{hints[key]}: this was written by another version or another strategy"
+            )
     return replace(template, **children)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """True unless a value is of another kind than a field's annotation; unknown ones fit."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    kind = get_origin(hint) or hint
+    return hint is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
 def _child(template: Any, key: Any) -> Any:
@@ -94,6 +118,11 @@ def num_bytes(tree: Any) -> int:
     """What a message weighs on the wire: its tensors, and a little for the rest."""
     skeleton, tensors = flatten(tree, dataclasses=False)
     return len(json.dumps(skeleton)) + sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def handed_on(tree: Any) -> Any:
+    """Return a message to oneself as it arrives: its tensors themselves, as ownership moves."""
+    return unflatten(*flatten(tree, dataclasses=False))
 
 
 _ALIGN = 64  # bytes: where a tensor may begin, in what is sent and in what is received

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -30,6 +30,15 @@ class Loss:
     total: torch.Tensor  # scalar; its gradient is taken
     frames: int
     correct: torch.Tensor | float = 0.0
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A batch that knows where it may be divided: between chunks, but not within one."""
+
+    def cut(self, which: int, of: int) -> tuple[Any, int]:
+        """Return one of several parts of it, and the frames of that part; they add up."""
+        ...
 
 
 class Task(ABC):

@@ -52,7 +52,7 @@ def random_ring(size: int, round_number: int, seed: int = 0) -> Matrix:
 
 
 def exponential(size: int, round_number: int) -> Matrix:
-    """Half from the learner 1, 2, 4, ... places before, by turns: log2(P) rounds reach all."""
+    """Half from the learner 1, 2, 4, ... places before, in turn: log2(P) rounds reach all."""
     hops = max(1, (size - 1).bit_length())
     shift = 2 ** (round_number % hops) % size
     mixing = np.zeros((size, size))
@@ -78,13 +78,6 @@ def of_round(kind: Rounds, size: int, round_number: int, seed: int = 0) -> Matri
 
 
 # ---------------------------------------------------------------------------- pairs
-
-
-def pair(size: int, i: int, j: int) -> Matrix:
-    """Two learners take the mean of their models; the others keep theirs."""
-    mixing = np.eye(size)
-    mixing[np.ix_([i, j], [i, j])] = 0.5
-    return mixing
 
 
 def is_active(rank: int, alive: Sequence[int]) -> bool:
@@ -122,6 +115,17 @@ def contraction(matrices: Iterable[Matrix]) -> float:
     centre = np.eye(size) - complete(size)
     mean = sum((centre @ t @ t.T @ centre for t in given), np.zeros((size, size))) / len(given)
     return float(max(np.linalg.eigvalsh(mean)))
+
+
+def random_ring_contraction(size: int) -> float:
+    """Return `contraction` of a ring drawn afresh every round, in closed form.
+
+    E[T T^t] is the same for all pairs of learners, so it has one eigenvalue c beside that of the
+    mean. Its trace is 1 + (P - 1) c; that of T T^t, the sum of the squares of T's entries, is P
+    times 3 * (1/3)^2 for every ring. So c = (P/3 - 1) / (P - 1), which tends to 1/3. With up to 3
+    learners a ring is everybody's mean: 0.
+    """
+    return (size / 3 - 1) / (size - 1) if size > 3 else 0.0
 
 
 def spectral_gap(matrices: Iterable[Matrix]) -> float:

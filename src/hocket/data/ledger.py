@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hocket.core.accounts import DRY, Outcome, Ticket
+from hocket.core.effects import Block
 from hocket.data.pool import Ints, Pool
 from hocket.errors import ContractError
 
@@ -54,6 +55,12 @@ class Ledger(Protocol):
         """Let only the first so many learners draw from now on."""
         ...
 
+    def deal_block(
+        self, num_frames: int | None, speeds: tuple[float, ...] | None, *, balanced: bool
+    ) -> Block:
+        """Deal the next items of the epoch anew, as much work for each learner."""
+        ...
+
     def refresh(self) -> None:
         """Look up what others have settled."""
         ...
@@ -74,16 +81,15 @@ class Ledger(Protocol):
         """True if items of lost learners must still be returned to the pool, at a quiet point."""
         ...
 
-    def pending_places(self) -> list[list[int]]:
-        """List what this learner has drawn and nobody has settled, if others must know it."""
+    def recover(self, parts: dict[int, dict[str, Any]]) -> int:
+        """Return the items of lost learners to the pool, for all; `parts`: the survivors' own.
+
+        The answer is the number of the volume in which all go on.
+        """
         ...
 
-    def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
-        """Return the items of lost learners to the pool; survivors hold those in `held`."""
-        ...
-
-    def survived_by(self, alive: tuple[int, ...]) -> None:
-        """Remember that the items of lost learners have been returned."""
+    def survived_by(self, alive: tuple[int, ...], volume: int) -> None:
+        """Go on where the items of lost learners have been returned."""
         ...
 
     def settled_for_others(self) -> list[list[int]]:
@@ -95,7 +101,11 @@ class Ledger(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return everything that this learner needs to go on."""
+        ...
+
+    def common_state(self) -> dict[str, Any]:
+        """Return what all learners share, if there is such a thing; it is saved once."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
@@ -110,15 +120,16 @@ class KnownByAll:
         """Return False: what the lost had drawn is dealt again with the next settlement."""
         return False
 
-    def pending_places(self) -> list[list[int]]:
-        """Return nothing: all learners know what is pending."""
-        return []
-
-    def recover(self, held: list[list[int]], alive: tuple[int, ...]) -> None:
+    def recover(self, parts: dict[int, dict[str, Any]]) -> int:
         """Do nothing: settlements return the items of the lost."""
+        return 0
 
-    def survived_by(self, alive: tuple[int, ...]) -> None:
+    def survived_by(self, alive: tuple[int, ...], volume: int) -> None:
         """Do nothing: settlements say who is alive."""
+
+    def common_state(self) -> dict[str, Any]:
+        """Return nothing: each learner saves the whole account."""
+        return {}
 
     def settled_for_others(self) -> list[list[int]]:
         """Return nothing: learners settle only what they drew themselves."""
@@ -160,8 +171,7 @@ class ReplicatedLedger(KnownByAll):
         self._rounds = pool.rounds(0, members)
         self._drawn = self._settled = 0
         self._own_pending = 0
-        self._base = 0  # number of the first row of _rounds, for tickets drawn before a resumption
-        self._deal = 0  # how often the epoch's items have been dealt again
+        self._base = 0  # number of the first row of _rounds, for tickets drawn before it was that
 
     @property
     def epoch(self) -> int:
@@ -176,12 +186,12 @@ class ReplicatedLedger(KnownByAll):
     def draw(self) -> Ticket:
         """Take the next round's item in this learner's column."""
         if self.closed() or self._drawn == len(self._rounds):
-            return Ticket(self._epoch, DRY, 0, self._base + self._drawn - 1, self._deal)
+            return Ticket(self._epoch, DRY, 0, self._base + self._drawn - 1)
         index = int(self._rounds[self._drawn, self._column])
         self._drawn += 1
         frames = 0 if index == DRY else int(self._pool.frames[index])
         self._own_pending += frames
-        return Ticket(self._epoch, index, frames, self._base + self._drawn - 1, self._deal)
+        return Ticket(self._epoch, index, frames, self._base + self._drawn - 1)
 
     def settle(
         self,
@@ -192,17 +202,15 @@ class ReplicatedLedger(KnownByAll):
         """Settle whole rounds: up to the newest ticket given, or all that have been drawn.
 
         `alive` is who took part in the collective that completed this settlement. What the lost
-        had drawn returns to the pool, which is dealt again among the survivors.
+        had drawn returns to the pool, which is dealt again among the survivors. Rounds that are
+        drawn and not settled yet stay in the survivors' hands.
         """
         upto = self._drawn if tickets is None else self._rows_upto(tickets)
         block = self._rounds[self._settled : upto]
         gone = [] if alive in (None, self.members) else self._columns_without(alive)
         returned = block if outcome == "return" else block[:, gone]
         kept = block[:, :0] if outcome == "return" else np.delete(block, gone, axis=1)
-        if outcome == "commit":
-            self.committed_frames += self._pool.frames_of(kept)
-        elif outcome == "discard":
-            self.discarded_frames += self._pool.frames_of(kept)
+        self._count(outcome, kept)
         self._settled = max(self._settled, upto)
         self._own_pending = self._own_frames(self._settled, self._drawn)
         if gone or outcome == "return":
@@ -210,10 +218,15 @@ class ReplicatedLedger(KnownByAll):
         if self._settled == len(self._rounds):
             self._open(self._epoch + 1)
 
+    def _count(self, outcome: Outcome, items: Ints) -> None:
+        if outcome == "commit":
+            self.committed_frames += self._pool.frames_of(items)
+        elif outcome == "discard":
+            self.discarded_frames += self._pool.frames_of(items)
+
     def _rows_upto(self, tickets: tuple[Ticket, ...]) -> int:
-        """Rows up to the newest ticket; tickets from before the items were dealt again are void."""
-        now = (self._epoch, self._deal)
-        rows = [1 + t.round - self._base for t in tickets if (t.epoch, t.deal) == now]
+        """Rows up to the newest ticket; tickets of rounds that are settled are void."""
+        rows = [1 + t.round - self._base for t in tickets if t.epoch == self._epoch]
         return max(self._settled, min(self._drawn, max(rows, default=0)))
 
     def _columns_without(self, alive: tuple[int, ...] | None) -> list[int]:
@@ -224,37 +237,74 @@ class ReplicatedLedger(KnownByAll):
         return self._pool.frames_of(self._rounds[first:last, self._column])
 
     def _deal_again(self, returned: Ints, members: tuple[int, ...]) -> None:
-        queue = np.concatenate([returned.ravel(), self._rounds[self._settled :].ravel()])
+        in_hand, rest = self._rounds[self._settled : self._drawn], self._rounds[self._drawn :]
+        gone = self._columns_without(members)
+        queue = np.concatenate([returned.ravel(), in_hand[:, gone].ravel(), rest.ravel()])
         self.members = members
         self._column = members.index(self._rank)
         self._active = min(self._active, len(members))
-        self._rounds = self._dealt(queue[queue != DRY])
-        self._drawn = self._settled = self._own_pending = self._base = 0
-        self._deal += 1
+        in_hand = np.delete(in_hand, gone, axis=1)
+        self._rounds = np.concatenate([in_hand, self._dealt(queue[queue != DRY])])
+        self._base += self._settled
+        self._drawn, self._settled = len(in_hand), 0
+        self._own_pending = self._own_frames(0, self._drawn)
 
     def deal_to(self, num_active: int, alive: tuple[int, ...] | None = None) -> None:
         """Deal what is left, and all that follows, to the first so many members."""
         num_active = max(1, min(num_active, len(self.members)))
         if num_active == self._active:
             return
-        if self._drawn != self._settled:
-            raise ContractError(
-                f"rank {self._rank}: items are dealt to {num_active} learners while "
-                f"{self._drawn - self._settled} drawn rounds are not settled: commit first"
-            )
+        self._nothing_open(f"items are dealt to {num_active} learners")
         self._active = num_active
         if not self.closed():
             self._deal_again(self._rounds[:0], self.members)
 
+    def _nothing_open(self, what: str) -> None:
+        if self._drawn != self._settled:
+            raise ContractError(
+                f"rank {self._rank}: {what} while {self._drawn - self._settled} drawn rounds are "
+                "not settled: commit first"
+            )
+
+    def deal_block(
+        self, num_frames: int | None, speeds: tuple[float, ...] | None, *, balanced: bool
+    ) -> Block:
+        """Deal the next items to the active members, balanced; what follows stays in its order.
+
+        The items are the next of the epoch's order, however many members there are.
+        """
+        self._nothing_open("a block of items is dealt")
+        if self.closed():
+            return Block(0, 0)
+        queue = self._rounds[self._settled :].ravel()
+        queue = queue[queue != DRY]
+        size = len(queue)
+        if num_frames is not None:
+            ends = np.cumsum(self._pool.frames[queue])
+            size = min(size, int(np.searchsorted(ends, num_frames)) + 1)  # the first to reach it
+        members = self.members[: self._active]
+        if balanced:
+            some = None if speeds is None else tuple(speeds[m] for m in members)
+            block = self._pool.share_out(queue[:size], members, some)
+        else:
+            block = self._pool.deal(queue[:size], members)
+        rest = self._dealt(queue[size:])
+        self._rounds = np.concatenate([self._with_idle(block), rest])
+        self._base += self._settled
+        self._drawn = self._settled = self._own_pending = 0
+        return Block(len(block), self._pool.frames_of(block))
+
     def _dealt(self, queue: Ints) -> Ints:
         """Deal a queue out among the active members; the others' columns are dry."""
-        rounds = self._pool.deal(queue, self.members[: self._active])
+        return self._with_idle(self._pool.deal(queue, self.members[: self._active]))
+
+    def _with_idle(self, rounds: Ints) -> Ints:
         idle = np.full((len(rounds), len(self.members) - self._active), DRY, dtype=np.int64)
         return np.concatenate([rounds, idle], axis=1)
 
     def _open(self, epoch: int) -> None:
         self._epoch = epoch
-        self._drawn = self._settled = self._own_pending = self._base = self._deal = 0
+        self._drawn = self._settled = self._own_pending = self._base = 0
         if epoch < self._pool.epochs:
             everyone = self._active == len(self.members)
             self._rounds = (
@@ -279,9 +329,8 @@ class ReplicatedLedger(KnownByAll):
         return {
             "epoch": self._epoch,
             "unsettled": None if rest is None else [int(i) for i in rest if i != DRY],
-            "rounds_ahead": self._drawn - self._settled,
+            "in_hand": self._rounds[self._settled : self._drawn].tolist(),
             "rounds_settled": self._base + self._settled,
-            "deal": self._deal,
             "active": self._active,
             "committed_frames": self.committed_frames,
             "discarded_frames": self.discarded_frames,
@@ -298,6 +347,14 @@ class ReplicatedLedger(KnownByAll):
             queue = np.array(state["unsettled"], dtype=np.int64)
             self._rounds = self._dealt(queue)
             if same_learners:
-                self._base, self._deal = state["rounds_settled"], state["deal"]
-                self._drawn = state["rounds_ahead"]
-                self._own_pending = self._own_frames(0, self._drawn)
+                ahead = state.get("rounds_ahead", 0)  # earlier checkpoints have only their number
+                self._take_in_hand(queue, state.get("in_hand", self._rounds[:ahead]))
+                self._base = state["rounds_settled"]
+
+    def _take_in_hand(self, queue: Ints, rounds: list[list[int]] | Ints) -> None:
+        """Go on with rounds that were drawn when the account was saved; the rest is dealt."""
+        in_hand = np.array(rounds, dtype=np.int64).reshape(-1, len(self.members))
+        rest = queue[(in_hand != DRY).sum() :]  # saved in the order of the rounds
+        self._rounds = np.concatenate([in_hand, self._dealt(rest)])
+        self._drawn = len(in_hand)
+        self._own_pending = self._own_frames(0, self._drawn)

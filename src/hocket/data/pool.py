@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hocket.core.accounts import DRY
 from hocket.core.task import Item, Task
-from hocket.errors import TaskError
+from hocket.errors import TaskError, require
 
 Sharding: TypeAlias = Literal["pool", "fixed"]
 Ints: TypeAlias = NDArray[np.int64]
@@ -42,6 +42,7 @@ class Pool:
         self.total_frames = epochs * self.epoch_frames
         self.order = lru_cache(maxsize=8)(self._order)
         self.rounds = lru_cache(maxsize=8)(self._first_rounds)
+        self._shared_out: dict[tuple[bytes, tuple[float, ...]], Ints] = {}
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -79,6 +80,43 @@ class Pool:
             dealt[: len(lane), r] = lane
         return dealt
 
+    def share_out(
+        self, queue: Ints, members: tuple[int, ...], speeds: tuple[float, ...] | None = None
+    ) -> Ints:
+        """Deal a queue out so that all members need as long, as nearly as whole items allow.
+
+        The longest item first, each to whoever would be done with it soonest (Graham 1969): at most
+        4/3 of the best possible time. Each member keeps its items in the order of the queue. With
+        fixed shards items stay with their owners. `speeds`: of the members; None: all alike.
+        """
+        if self.sharding == "fixed":
+            require(
+                speeds is None,
+                "runtime.sharding = 'fixed' leaves every item with its owner, so nothing can be "
+                "shared out by speed: leave one of them out",
+            )
+            return self.deal(queue, members)
+        key = queue.tobytes(), speeds or (1.0,) * len(members)
+        if key not in self._shared_out:  # simulated learners all ask for the same
+            self._shared_out.clear()
+            self._shared_out[key] = _lanes(queue, self.frames[queue], key[1])
+        return self._shared_out[key]
+
     def frames_of(self, indices: Ints) -> int:
         """Sum the frames of some items; DRY places count nothing."""
         return int(self.frames[indices[indices != DRY]].sum())
+
+
+def _lanes(queue: Ints, frames: Ints, speeds: tuple[float, ...]) -> Ints:
+    """Return a column of items for each speed; `frames` are those of the queue's items."""
+    lanes: list[list[int]] = [[] for _ in speeds]
+    pace = 1.0 / np.array(speeds)
+    done = np.zeros(len(speeds))  # when each of them will be done
+    for place in np.argsort(-frames, kind="stable"):
+        soonest = int(np.argmin(done + frames[place] * pace))
+        done[soonest] += frames[place] * pace[soonest]
+        lanes[soonest].append(int(place))
+    dealt = np.full((max(map(len, lanes)), len(speeds)), DRY, dtype=np.int64)
+    for column, lane in enumerate(lanes):
+        dealt[: len(lane), column] = queue[sorted(lane)]
+    return dealt

@@ -26,8 +26,11 @@ from hocket.core.task import Item, Loss, Task
 from hocket.errors import TaskError, require
 from hocket.models.dnn import DNN
 from hocket.models.model import Model, evenly_spaced
+from hocket.support.memory import require_room
 
 Floats: TypeAlias = NDArray[np.float64]
+_FRAME_BYTES = 40  # label, first and last frame of the utterance, a random number, an order
+_ITEM_BYTES = 200  # of a minibatch, as an object
 _SPLITS = {"train": 0, "dev": 1, "test": 2}
 
 
@@ -63,6 +66,14 @@ class Synthetic(Task):
         )
         require(self.context >= 0, f"task.context must be at least 0, not {self.context}")
         require(self.noise > 0, f"task.noise must be above 0, not {self.noise}")
+        require(self.data_seed >= 0, f"task.data_seed must be at least 0, not {self.data_seed}")
+        require_room(
+            (self.num_frames + self.dev_frames) * (_FRAME_BYTES + 12 * self.num_features)
+            + (self.num_frames + self.dev_frames) // self.batch_frames * _ITEM_BYTES
+            + 16 * self.num_classes**2,
+            f"the data of task.num_frames = {self.num_frames:,} with {self.num_classes:,} classes",
+            "give fewer frames or classes, or larger minibatches",
+        )
 
     # ------------------------------------------------------------------ the generator
 
@@ -99,13 +110,19 @@ class Synthetic(Task):
             cache[split] = self._generate(split)
         return cache[split]
 
+    def lengths(self, split: str) -> list[int]:
+        """Return the frames of every utterance; they are drawn before anything else."""
+        return _lengths(*self._drawing(split))
+
+    def _drawing(self, split: str) -> tuple[np.random.Generator, int]:
+        """Return the random numbers of a split, and how many frames it has."""
+        rng = np.random.default_rng([self.data_seed, 202, _SPLITS[split]])
+        return rng, self.num_frames if split == "train" else self.dev_frames
+
     def _generate(self, split: str) -> Frames:
         means, transition = self._chain
-        rng = np.random.default_rng([self.data_seed, 202, _SPLITS[split]])
-        wanted = self.num_frames if split == "train" else self.dev_frames
-        lengths: list[int] = []
-        while sum(lengths) < wanted:
-            lengths.append(min(int(rng.integers(80, 320)), wanted - sum(lengths)))
+        rng, wanted = self._drawing(split)
+        lengths = _lengths(rng, wanted)
         first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
         last = np.repeat(np.cumsum(lengths) - 1, lengths)
         cumulative = np.cumsum(transition, axis=1)
@@ -215,6 +232,15 @@ class Synthetic(Task):
     def describe(self) -> dict[str, Any]:
         """Return facts for the run's record."""
         return {"class": "Synthetic", "bayes_error": self.bayes_error("dev")}
+
+
+def _lengths(rng: np.random.Generator, wanted: int) -> list[int]:
+    lengths: list[int] = []
+    left = wanted
+    while left > 0:
+        lengths.append(min(int(rng.integers(80, 320)), left))
+        left -= lengths[-1]
+    return lengths
 
 
 def _normalised(p: Floats) -> Floats:
