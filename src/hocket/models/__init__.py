@@ -1,4 +1,4 @@
-"""Acoustic models: feed-forward networks with ReLU, sigmoid or p-norm hidden layers.
+"""Acoustic models: feed-forward, time-delay and recurrent networks.
 
 May import core, support, errors: a model knows neither its data nor who trains it.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from hocket.models.cldnn import CLDNN
 from hocket.models.dnn import DNN
+from hocket.models.lstm import LSTM
 from hocket.models.model import Model
 from hocket.models.pnorm import PNorm
+from hocket.models.tdnn import TDNN
 
-MODELS: Final[dict[str, type[Model]]] = {c.name: c for c in (DNN, PNorm)}
+MODELS: Final[dict[str, type[Model]]] = {c.name: c for c in (DNN, PNorm, LSTM, TDNN, CLDNN)}
 
-__all__ = ["DNN", "MODELS", "Model", "PNorm"]
+__all__ = ["CLDNN", "DNN", "LSTM", "MODELS", "TDNN", "Model", "PNorm"]

@@ -22,6 +22,11 @@ from hocket.models.model import Model
 _TINY = 2.0**-66  # Kaldi's floor of a squared norm: a frame of zeros stays zero
 
 
+def unit_rms(y: torch.Tensor) -> torch.Tensor:
+    """Scale every frame to unit root mean square, as Kaldi's NormalizeComponent does."""
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True).clamp(min=_TINY))
+
+
 class PNormalised(nn.Module):
     """Computes the p-norm of groups, then scales each frame to unit root mean square."""
 
@@ -34,8 +39,7 @@ class PNormalised(nn.Module):
         """Apply the second and third part of eq. 1."""
         groups = z.view(*z.shape[:-1], -1, self.group)
         y = torch.linalg.vector_norm(groups, self.p, dim=-1)
-        scaled: torch.Tensor = y * torch.rsqrt(y.square().mean(-1, keepdim=True).clamp(min=_TINY))
-        return scaled
+        return unit_rms(y)
 
     def extra_repr(self) -> str:
         """Show the group size and p when the model is printed."""

@@ -60,7 +60,7 @@ class AdamW(Optimizer):
         return True
 
     def moments(self, params: Flat, state: AdamWState) -> list[Flat]:
-        """Return both moments."""
+        """Return the means of the gradients and of their squares, as they are: no copies."""
         return [state.m, state.v]
 
     def remember_(self, state: AdamWState, moments: Sequence[Flat]) -> None:

@@ -32,11 +32,19 @@ class Schedule(ABC):
 
     epochs: int = 4
     lr_compensation: Compensation | None = None  # None: full for SGD-type optimizers
+    lr_limit: float | None = None  # the local rate is at most so many times the given one
+    lr_ramp_frames: int | None = None  # until the local rate is reached; None: a 20th of the run
 
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, f"schedule.epochs must be at least 1, not {self.epochs}")
+        limit, length = self.lr_limit, self.lr_ramp_frames
+        require(limit is None or limit >= 1, f"schedule.lr_limit must be at least 1, not {limit}")
+        require(
+            length is None or length >= 0,
+            f"schedule.lr_ramp_frames must be at least 0, not {length}",
+        )
 
     @abstractmethod
     def factor(self, epochs_done: float, state: ScheduleState) -> float:

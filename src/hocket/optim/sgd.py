@@ -7,32 +7,23 @@ w <- w - lr * v                      (Nesterov: w - lr * (g + momentum * v))
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from hocket.core.flat import Flat, Parts
-from hocket.core.optimizer import Optimizer
 from hocket.errors import require
+from hocket.optim.momentum import MomentumState, WithMomentum
 
 # The fused kernel rounds differently in the values after the last full vector register.
 _WHOLE = 64
 
 
-@dataclass
-class SGDState:
-    """The velocity; None until the first step with momentum."""
-
-    velocity: Flat | None = None
-
-
 @dataclass(frozen=True)
-class SGD(Optimizer):
+class SGD(WithMomentum):
     """SGD with heavy-ball or Nesterov momentum and coupled (L2) weight decay."""
 
-    momentum: float = 0.0
     nesterov: bool = False
 
     name: ClassVar[str] = "sgd"
@@ -41,39 +32,16 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            0 <= self.momentum < 1, f"optimizer.momentum must be in [0, 1), not {self.momentum}"
-        )
-        require(
             not (self.nesterov and self.momentum == 0),
             "optimizer.nesterov has no effect without momentum: set optimizer.momentum too",
         )
 
-    def init(self, params: Flat) -> SGDState:
-        """Return a state without a velocity."""
-        return SGDState()
-
-    @property
-    def has_moments(self) -> bool:
-        """True with momentum."""
-        return self.momentum > 0
-
-    def moments(self, params: Flat, state: SGDState) -> list[Flat]:
-        """Return the velocity, or zeros before the first step, which means the same."""
-        if not self.momentum:
-            return []
-        return [torch.zeros_like(params) if state.velocity is None else state.velocity]
-
-    def remember_(self, state: SGDState, moments: Sequence[Flat]) -> None:
-        """Copy a velocity."""
-        for velocity in moments:
-            state.velocity = velocity.clone()
-
-    def forget_(self, state: SGDState) -> None:
-        """Drop the velocity."""
-        state.velocity = None
-
-    def _step_parts_(self, params: Flat, grad: Parts, state: SGDState, lr: float) -> None:
-        if self.momentum and (state.velocity is None or not self._fuses):
+    def _step_parts_(self, params: Flat, grad: Parts, state: MomentumState, lr: float) -> None:
+        if self.momentum and state.velocity is None and self._fuses:
+            state.velocity = grad.join()  # it is the first step; no second copy is made
+            params.add_(state.velocity, alpha=-lr)
+            return
+        if self.momentum and not self._fuses:
             self._step_(params, grad.join(), state, lr)
             return
         for first, piece in grad.pieces:
@@ -114,7 +82,7 @@ class SGD(Optimizer):
             is_first_step=False,
         )
 
-    def _step_(self, params: Flat, grad: Flat, state: SGDState, lr: float) -> None:
+    def _step_(self, params: Flat, grad: Flat, state: MomentumState, lr: float) -> None:
         if self.weight_decay:
             grad = grad.add(params, alpha=self.weight_decay)
         if self.momentum:

@@ -39,7 +39,12 @@ from torch.autograd.graph import get_gradient_edge
 from hocket.errors import ContractError, require
 from hocket.optim.natural_gradient.limits import length_of, within
 from hocket.optim.natural_gradient.online import Turned
-from hocket.optim.natural_gradient.preconditioning import Preconditioner, Scratch, product, uses_of
+from hocket.optim.natural_gradient.preconditioning import (
+    Scratch,
+    linear_layers,
+    product,
+    uses_of,
+)
 from hocket.support.distributed import num_processes
 
 
@@ -150,11 +155,11 @@ def refuse(rule: Mapping[str, Any]) -> None:
     )
 
 
-def refuse_shared(model: nn.Module, preconditioner: Preconditioner) -> None:
+def refuse_shared(model: nn.Module) -> None:
     """Refuse layers that share parameters: other modules would change them too, beyond limits."""
     uses = uses_of(model)
-    for name in preconditioner.layers:
-        own = model.get_submodule(name)._parameters
+    for name, linear in linear_layers(model):
+        own = linear._parameters
         require(
             set(own) <= {"weight", "bias"}
             and all(p is None or uses[id(p)] == 1 for p in own.values()),
@@ -176,18 +181,13 @@ def tightened(limits: Sequence[float], whole: float) -> list[float]:
     return [factor * limit for limit in limits]
 
 
-def begin(
-    model: nn.Module,
-    preconditioner: Preconditioner,
-    limits: Mapping[str, float],
-    rate: Callable[[], float],
-) -> list[LayerStep]:
-    """Set up all preconditioned layers to change as soon as their change is known."""
-    refuse_shared(model, preconditioner)
-    steps, room = [], Scratch()
-    for name, layer in preconditioner.layers.items():
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        layer.take = LayerStep(name, linear, limits[name], rate, room)
-        steps.append(layer.take)
-    return steps
+def layer_steps(
+    model: nn.Module, limits: Mapping[str, float], rate: Callable[[], float]
+) -> dict[str, LayerStep]:
+    """Return what changes each preconditioned layer as soon as its change is known."""
+    refuse_shared(model)
+    room = Scratch()
+    return {
+        name: LayerStep(name, linear, limits[name], rate, room)
+        for name, linear in linear_layers(model)
+    }

@@ -36,10 +36,9 @@ import torch
 from torch import nn
 
 from hocket.core.flat import Flat, Layout, Parts
-from hocket.core.optimizer import Optimizer
-from hocket.errors import ConfigError, ContractError, require
+from hocket.errors import ContractError, require
+from hocket.optim.momentum import MomentumState, WithMomentum
 from hocket.optim.natural_gradient import in_backward as early
-from hocket.optim.natural_gradient.in_backward import LayerStep
 from hocket.optim.natural_gradient.limits import Limits, layers_of, limited_step_
 from hocket.optim.natural_gradient.preconditioning import (
     Form,
@@ -61,18 +60,10 @@ _ONLINE = (
 # ---------------------------------------------------------------------------- for Hocket's learners
 
 
-@dataclass
-class NaturalState:
-    """The velocity of eq. 1; None until the first step with momentum."""
-
-    velocity: Flat | None = None
-
-
 @dataclass(frozen=True)
-class NaturalSGD(Optimizer):
+class NaturalSGD(WithMomentum):
     """The `[optimizer]` table of natural-gradient SGD."""
 
-    momentum: float = 0.0
     form: Form = "online"  # simple: from each minibatch alone; none: plain SGD with these limits
     rank_in: int = 20
     rank_out: int = 80
@@ -89,9 +80,6 @@ class NaturalSGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            0 <= self.momentum < 1, f"optimizer.momentum must be in [0, 1), not {self.momentum}"
-        )
         _ = self.natural_gradient, self._limits  # each checks itself
         unused = {"online": (), "simple": _ONLINE, "none": (*_ONLINE, "alpha")}[self.form]
         for key in unused:
@@ -134,31 +122,7 @@ class NaturalSGD(Optimizer):
         tighter = replace(self, **{key: factor * getattr(self, key) for key in keys})
         return tighter if self._layout is None else tighter.fitted(self._layout)
 
-    def init(self, params: Flat) -> NaturalState:
-        """Return a state without a velocity."""
-        return NaturalState()
-
-    @property
-    def has_moments(self) -> bool:
-        """True with momentum."""
-        return self.momentum > 0
-
-    def moments(self, params: Flat, state: NaturalState) -> list[Flat]:
-        """Return the velocity, or zeros before the first step, which means the same."""
-        if not self.momentum:
-            return []
-        return [torch.zeros_like(params) if state.velocity is None else state.velocity]
-
-    def remember_(self, state: NaturalState, moments: Sequence[Flat]) -> None:
-        """Copy a velocity."""
-        for velocity in moments:
-            state.velocity = velocity.clone()
-
-    def forget_(self, state: NaturalState) -> None:
-        """Drop the velocity."""
-        state.velocity = None
-
-    def _step_parts_(self, params: Flat, grad: Parts, state: NaturalState, lr: float) -> None:
+    def _step_parts_(self, params: Flat, grad: Parts, state: MomentumState, lr: float) -> None:
         layout = self._layout
         offsets = [e.offset for e in layout.entries] if layout else []
         if self.momentum or self.weight_decay or [at for at, _ in grad.pieces] != offsets:
@@ -166,7 +130,7 @@ class NaturalSGD(Optimizer):
         else:
             self._limited_(params, [piece for _, piece in grad.pieces], lr)
 
-    def _step_(self, params: Flat, grad: Flat, state: NaturalState, lr: float) -> None:
+    def _step_(self, params: Flat, grad: Flat, state: MomentumState, lr: float) -> None:
         if self.weight_decay:
             grad = grad.add(params, alpha=self.weight_decay)
         if not self.momentum:
@@ -248,31 +212,25 @@ class NGSGD(torch.optim.Optimizer):
         layer_limits = self._limits_in_backward() if in_backward else []
         super().__init__([p for _, p in trained], {"lr": lr, "momentum": momentum})
         options = self.rule.natural_gradient
-        self.preconditioner = None if options is None else Preconditioner(model, options)
+        names = [trained[layer[0]][0].rpartition(".")[0] for layer in self._layers]
+        takers = {}
+        if in_backward:
+            each = dict(zip(names, layer_limits, strict=True))
+            takers = early.layer_steps(model, each, self._rate)
+            self._step_supports_amp_scaling = True  # so that step() can see a GradScaler
+        self.preconditioner = None if options is None else Preconditioner(model, options, takers)
         self.plain = self.preconditioner.plain if self.preconditioner else [n for n, _ in trained]
         if self.preconditioner is not None:
             log.info("%s", self.preconditioner.note())
+        self._early = list(takers.values())
         self._limits = self.rule._limits
-        self._early: list[LayerStep] = []
         if in_backward:
-            names = [trained[layer[0]][0].rpartition(".")[0] for layer in self._layers]
-            self._step_early(model, dict(zip(names, layer_limits, strict=True)))
+            self._limits = Limits(layer_limits[0], layer_limits[-1], 0.0)
 
     def _limits_in_backward(self) -> list[float]:
         early.refuse(asdict(self.rule))
         given = [self.rule.max_change] * (len(self._layers) - 1) + [self.rule.max_change_output]
         return early.tightened(given, self.rule.max_change_global)
-
-    def _step_early(self, model: nn.Module, limits: Mapping[str, float]) -> None:
-        assert self.preconditioner is not None
-        try:
-            self._early = early.begin(model, self.preconditioner, limits, self._rate)
-        except ConfigError:
-            self.remove()
-            raise
-        each = list(limits.values())
-        self._limits = Limits(each[0], each[-1], 0.0)
-        self._step_supports_amp_scaling = True  # so that step() can see a GradScaler
 
     def _rate(self) -> float:
         return float(self.param_groups[0]["lr"])

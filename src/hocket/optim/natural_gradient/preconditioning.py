@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -102,8 +102,13 @@ class Layer:
     take: Taker | None = None
 
     def __init__(
-        self, linear: nn.Linear, options: NaturalGradientOptions, scratch: Scratch
+        self,
+        linear: nn.Linear,
+        options: NaturalGradientOptions,
+        scratch: Scratch,
+        take: Taker | None = None,
     ) -> None:
+        self.take = take
         self.options = options
         self._scratch = scratch
         self.has_bias = linear.bias is not None
@@ -204,16 +209,21 @@ class TappedLinear(nn.Linear):
 class Preconditioner:
     """Taps the linear layers of a model; `state` holds its estimates, and may be replaced."""
 
-    def __init__(self, model: nn.Module, options: NaturalGradientOptions) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        options: NaturalGradientOptions,
+        takers: Mapping[str, Taker] | None = None,  # by layer; None: gradients are kept
+    ) -> None:
         self._model = model
         self.layers: dict[str, Layer] = {}
         scratch = Scratch()
-        for name, linear in _linear_layers(model):
+        for name, linear in linear_layers(model):
             require(
                 not isinstance(linear, TappedLinear),
                 f"layer {name!r} has a natural-gradient preconditioner already: remove() it first",
             )
-            self.layers[name] = Layer(linear, options, scratch)
+            self.layers[name] = Layer(linear, options, scratch, (takers or {}).get(name))
             linear.__class__ = TappedLinear
             assert isinstance(linear, TappedLinear)
             linear.tap = self.layers[name]
@@ -272,7 +282,7 @@ class Preconditioner:
             linear = self._model.get_submodule(name)
             linear.__class__ = nn.Linear
             del linear.tap
-            self.layers[name].take = None  # graphs made before are still alive
+            self.layers[name].take = None  # graphs made before are alive: they return gradients
 
 
 def uses_of(model: nn.Module) -> Counter[int]:
@@ -280,7 +290,7 @@ def uses_of(model: nn.Module) -> Counter[int]:
     return Counter(id(p) for module in model.modules() for p in module._parameters.values())
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield layers that are exactly `nn.Linear`; subclasses may compute anything.
 
     A weight that several modules share is left out: its gradient is a sum over all its uses.
