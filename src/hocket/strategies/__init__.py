@@ -1,6 +1,7 @@
 """One file per algorithm: who talks to whom, and when. CONTRIBUTING.md tells how to add one.
 
-Strategies import core and errors alone, and each other: no runtime, no data, no clock.
+Strategies import core and errors only, and each other: no optimizers or codecs, no runtime, no
+data, no clock.
 `periodic` is the base of the averaging methods; `registry` has a line for every strategy.
 """
 

@@ -48,9 +48,9 @@ from hocket.core.effects import Mean, Scores
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.core.optimizer import Optimizer
-from hocket.core.strategy import State
+from hocket.core.strategy import Coded, State
 from hocket.errors import require
-from hocket.strategies.periodic import Averaging, meet_moments, walk
+from hocket.strategies.periodic import Averaging, local_steps, meet_moments
 
 
 @dataclass
@@ -66,7 +66,7 @@ class AdaptiveState(State):
 
 @dataclass(frozen=True)
 class AdaptiveKStep(Averaging[AdaptiveState]):
-    """K-AVG with K and the rate led by the held-out loss."""
+    """K-AVG with K and a rate that follow the held-out loss."""
 
     sync_every: int = 32  # K at the beginning
     min_sync_every: int = 1  # the smallest K
@@ -78,8 +78,12 @@ class AdaptiveKStep(Averaging[AdaptiveState]):
     tolerance: float = 0.02  # `accept`: an average may be worse by this share
 
     name: ClassVar[str] = "adaptive-kstep"
-    paper: ClassVar[str] = "Cong et al., MLHPC 2017 (measures: candidates of ours)"
+    paper: ClassVar[str] = "Cong et al., MLHPC 2017 (the rules are ours)"
     summary: ClassVar[str] = "K-AVG whose K and rate follow the held-out loss"
+    codes: ClassVar[Coded | None] = None
+    uncoded_because: ClassVar[str] = (
+        "a rejected average would have to take back what learners sent and kept for it; use kstep."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +104,7 @@ class AdaptiveKStep(Averaging[AdaptiveState]):
 
     @property
     def needs_scores(self) -> bool:
-        """It is led by nothing else."""
+        """True: K and the rate follow the held-out loss."""
         return True
 
     def init(self, params: Flat, optimizer: Optimizer) -> AdaptiveState:
@@ -116,7 +120,7 @@ class AdaptiveKStep(Averaging[AdaptiveState]):
         """Walk, average, look, take it or not."""
         while (verdict := await me.boundary(state)).go_on:
             self.adapt_(state, verdict.scores)
-            await walk(me, state, state.k, state.scale)
+            await local_steps(me, state, state.k, state.scale)
             mean = await me.allreduce(state.params)
             loss = (await me.evaluate(mean.value)).loss if self.accept else state.held_out
             if self.rejects(state, loss):

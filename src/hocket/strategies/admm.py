@@ -22,7 +22,9 @@ speech recognition: a deep learning approach", Springer 2015, section 7.1.3.
 
 Residual balancing (Boyd, section 3.4.1), with `balance`: primal residual r^2 = mean_k |w_k - w|^2,
 dual residual s = rho |w - w_old|; r > 10 s doubles rho, s > 10 r halves it, within a factor of 1000
-of where it began. As multipliers are kept unscaled, they need not be changed with rho.
+of where it began, and never above 0.1 / gamma: with rates that grow with P the balance would drive
+rho up until the local step (1), a factor 1 - gamma rho on w_k - w, is unstable. As multipliers are
+kept unscaled, they need not be changed with rho.
 
 The learners' gradients come from one pool, so the J_k differ by chance only. Gain 1/P: for small
 rho the consensus moves as the average does.
@@ -30,7 +32,7 @@ rho the consensus moves as the average does.
 Differences from the book: its text gives no constants; rho = 0.05 is ours, so that gamma rho is
 between 0.001 and 0.1 at usual rates. The inner minimisation is K steps of the configured optimizer,
 warm-started. Means are not weighted by frames: only so do the multipliers sum to zero.
-Limits: non-convex problems have no guarantee. gamma rho must stay well below 1. Momentum in the
+Limits: non-convex problems have no guarantee. Momentum in the
 inner steps carries the old pull over to the next round. Multipliers are not reset when the rate
 drops.
 
@@ -56,6 +58,7 @@ from hocket.errors import require
 RATIO: Final = 10.0  # Boyd et al. 2011, section 3.4.1: mu
 FACTOR: Final = 2.0  # tau
 RANGE: Final = 1000.0  # one learner alone has no primal residual, and rho would go to zero
+STABLE: Final = 0.1  # most that gamma rho may be: a pull that is over-corrected only beyond 1
 
 
 @dataclass
@@ -78,6 +81,9 @@ class ADMM(Strategy[ConsensusState]):
     name: ClassVar[str] = "admm"
     paper: ClassVar[str] = "Boyd et al. 2011; Yu and Deng 2015, section 7.1.3"
     summary: ClassVar[str] = "local minimisation, multipliers pull learners to a consensus"
+    uncoded_because: ClassVar[str] = (
+        "what is averaged is a model and its multipliers, not a step from a common point."
+    )
     commits_when: ClassVar[str] = "the consensus is complete"
     synchronous: ClassVar[bool] = True
 
@@ -102,7 +108,7 @@ class ADMM(Strategy[ConsensusState]):
         )
 
     def model(self, state: ConsensusState) -> Flat:
-        """The consensus."""
+        """Return the consensus z, which no single learner holds as its own model."""
         return state.centre
 
     def adopt(self, old: Sequence[ConsensusState], model: Flat, rank: int) -> ConsensusState:
@@ -114,6 +120,7 @@ class ADMM(Strategy[ConsensusState]):
     async def run(self, me: Learner, state: ConsensusState) -> ConsensusState:
         """Inner steps, consensus, multipliers, commit."""
         while (await me.boundary(state)).go_on:
+            state.rho = min(state.rho, STABLE / me.lr)
             for _ in range(self.sync_every):
                 grad = await me.gradient(state.params)
                 me.step_(state.params, augmented(grad, state), state.optimizer)  # eq. 1

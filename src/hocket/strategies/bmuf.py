@@ -26,11 +26,13 @@ form of CNTK and fairseq is not the paper's: it takes the look-ahead point as th
 the classical form with zeta (1 + eta) and moves twice as far (tested, too).
 
 *Warm start*: until `warm_start_frames` frames have been learnt by all, learners average after every
-minibatch and the filter rests.
+minibatch and the filter rests. Such averages have gain 1/P, so the local rate is P times the
+sequential one there (with the ramp and the limit of the schedule): a run that is all warm start is
+`kstep` with K = 1 (tested).
 
 Differences from the paper: the mean is weighted by frames. The paper starts from a seed model that
-plain SGD trained on 24 to 120 hours; the warm start here is synchronous SGD by all learners at the
-sequential rate. After a loss eta follows the number of learners left.
+plain SGD trained on 24 to 120 hours; the warm start here is synchronous SGD by all learners. After
+a loss eta follows the number of learners left.
 Limits: eta close to 1 needs many blocks, or the last blocks' momentum is never delivered (about
 1/(1 - eta) = P blocks). Local momentum is forgotten after each block, as carrying it over often
 diverges; keep it at 0.9 or below. A schedule that drops the rate leaves Delta at its old scale.
@@ -42,12 +44,15 @@ rate and the schedule of the sequential run. The run must be long: about P^2 blo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from hocket.core.effects import Mean
 from hocket.core.learner import Learner
+from hocket.core.strategy import Extent
 from hocket.errors import require
 from hocket.strategies.periodic import BlockFilter, BlockState, LocalMomentum
+
+BLOCKS: Final = 4  # time constants of the filter in a run, at least: 2 % of a step are lost then
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class BMUF(BlockFilter):
         require(
             eta is None or 0 <= eta < 1,
             f"strategy.block_momentum must be in [0, 1), not {eta}: at 1 a step is never forgotten "
-            "and the model runs away; leave it out for 1 - 1/P",
+            "and the model diverges; leave it out for 1 - 1/P",
         )
         require(self.block_lr > 0, f"strategy.block_lr must be above 0, not {self.block_lr}")
         require(
@@ -94,6 +99,22 @@ class BMUF(BlockFilter):
     def block(self, state: BlockState) -> int:
         """One step while warming up, `sync_every` after."""
         return 1 if self._warming(state) else self.sync_every
+
+    def scale(self, me: Learner, state: BlockState) -> float:
+        """While warming up, make up for the gain of plain averages."""
+        return me.lr_at(1.0 / len(me.alive)) / me.lr if self._warming(state) else 1.0
+
+    def remarks(self, extent: Extent) -> list[str]:
+        """Warn of a run too short for the momentum to arrive."""
+        blocks = extent.steps // self.sync_every
+        needed = round(BLOCKS / (1.0 - self.filter_of(extent.num_learners)[0]))
+        if self.block_momentum == 0 or extent.num_learners == 1 or blocks >= needed:
+            return []
+        return [
+            f"bmuf: {blocks} blocks of {self.sync_every} minibatches are few for this block "
+            f"momentum, which delivers a step over {needed // BLOCKS} blocks: set "
+            f"strategy.sync_every to {max(1, extent.steps // needed)} or less, or train longer"
+        ]
 
     def outer_(self, me: Learner, state: BlockState, mean: Mean) -> None:
         """Filter, or just average while warming up."""

@@ -36,7 +36,7 @@ from typing import ClassVar
 
 from hocket.core.effects import AllReduce
 from hocket.core.learner import Learner
-from hocket.core.strategy import State, Strategy
+from hocket.core.strategy import MIXES_MODELS, State, Strategy
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class DelayByOne(Strategy[State]):
     name: ClassVar[str] = "delay-by-one"
     paper: ClassVar[str] = "Cui et al., TASLP 2021"
     summary: ClassVar[str] = "the average of all models travels while the gradient is computed"
-    commits_when: ClassVar[str] = "the local step is applied"
+    uncoded_because: ClassVar[str] = MIXES_MODELS
+    commits_when: ClassVar[str] = "the next average is complete"
     synchronous: ClassVar[bool] = True
     evaluates: ClassVar = "average"
 
@@ -62,5 +63,5 @@ class DelayByOne(Strategy[State]):
             mean = await averaging
             state.params.copy_(mean.value)
             me.step_(state.params, grad, state.optimizer)  # eq. 1
-            await me.commit()
+            await me.commit_with_next()  # the next average says who has taken this gradient
         return state

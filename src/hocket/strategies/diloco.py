@@ -1,4 +1,4 @@
-"""DiLoCo: many local AdamW steps, then an outer Nesterov step on what they came to.
+"""DiLoCo: many local AdamW steps, then an outer Nesterov step on the mean of their models.
 
     delta(t) = theta(t-1) - mean_i theta_i(t)                                           (1)
     v(t) = mu v(t-1) + delta(t),   theta(t) = theta(t-1) - lr (delta(t) + mu v(t))       (2)
@@ -24,7 +24,8 @@ multiplies the mean's movement by 0.7 / (1 - 0.9) = 7, whatever the number of le
 
 Differences from the paper: the mean is weighted by frames. The paper evaluates theta, as here; the
 Nesterov look-ahead is part of it, as in torch's SGD (`bmuf` evaluates the point behind it).
-Limits: the outer momentum needs many rounds; H = 500 is for long runs.
+Limits: the outer momentum needs many rounds; H = 500 is for long runs. A run with fewer than 40
+outer steps begins with a remark that names a better H.
 
 When to use it: when learners are joined by a very slow network (sites far apart), the run is long,
 and AdamW is the optimizer.
@@ -33,13 +34,15 @@ and AdamW is the optimizer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from hocket.core.flat import Flat
+from hocket.core.strategy import Extent
 from hocket.errors import require
 from hocket.strategies.periodic import BlockFilter, BlockState
 
 Outer: TypeAlias = Literal["nesterov", "momentum", "sgd"]
+ROUNDS: Final = 40  # outer steps, at least: four times what a momentum of 0.9 takes to arrive
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class DiLoCo(BlockFilter):
         require(
             self.outer_optimizer in get_args(Outer),
             f"strategy.outer_optimizer must be one of {', '.join(get_args(Outer))}, not "
-            f"{self.outer_optimizer!r}: it steps on the mean of what learners came to",
+            f"{self.outer_optimizer!r}: it steps on the mean of the models",
         )
         require(self.outer_lr > 0, f"strategy.outer_lr must be above 0, not {self.outer_lr}")
         mu = self.outer_momentum
@@ -83,6 +86,17 @@ class DiLoCo(BlockFilter):
         usual = 0.0 if self.outer_optimizer == "sgd" else 0.9
         mu = usual if self.outer_momentum is None else self.outer_momentum
         return mu, self.outer_lr, self.outer_optimizer == "nesterov"
+
+    def remarks(self, extent: Extent) -> list[str]:
+        """Warn of an H too large for the length of the run."""
+        rounds = extent.steps // self.sync_every
+        if rounds >= ROUNDS:
+            return []
+        return [
+            f"diloco: {self.sync_every} local steps between two outer steps leave {rounds} of "
+            f"them in this run of {extent.steps} steps a learner: set strategy.sync_every to "
+            f"{max(1, extent.steps // ROUNDS)} or less, or train longer"
+        ]
 
     def model(self, state: BlockState) -> Flat:
         """theta, where learners start."""

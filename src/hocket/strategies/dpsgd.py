@@ -44,7 +44,7 @@ from hocket.core import topology
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.core.optimizer import Optimizer
-from hocket.core.strategy import State, Strategy
+from hocket.core.strategy import MIXES_MODELS, State, Strategy
 from hocket.errors import PeerLostError, require
 
 
@@ -65,6 +65,7 @@ class DPSGD(Strategy[RoundState]):
     name: ClassVar[str] = "dpsgd"
     paper: ClassVar[str] = "Lian et al., NIPS 2017 (arXiv:1705.09056); Zhang et al., ICASSP 2020"
     summary: ClassVar[str] = "rounds in which each learner averages with its neighbours"
+    uncoded_because: ClassVar[str] = MIXES_MODELS
     commits_when: ClassVar[str] = "the round is over"
     synchronous: ClassVar[bool] = True
     uses_messages: ClassVar[bool] = True
@@ -108,7 +109,7 @@ class DPSGD(Strategy[RoundState]):
         return given, taken
 
     async def mix_(self, me: Learner, state: State, taken: dict[int, float]) -> None:
-        """Form the weighted mean, in rank order; a lost learner's weight falls to one's own."""
+        """Form the weighted mean, in rank order; a lost learner's weight is added to its own."""
         mixed, own = torch.zeros_like(state.params), state.params
         for rank, weight in taken.items():
             model = own

@@ -21,7 +21,8 @@ Reference: S. Zhang, A. Choromanska, Y. LeCun, "Deep learning with elastic avera
 | delta  | `momentum`       | above 0: EAMSGD, Nesterov's momentum                       |
 
 The forces of one exchange add up to zero: sum_i x_i + c changes by gradients only. So in the steady
-state all P + 1 of them move alike, P (gamma g) / (P + 1) a step: the gain is 1 / (P + 1).
+state all P + 1 of them move alike, P (gamma g) / (P + 1) a step: the gain is 1 / (P + 1). EAMSGD's
+momentum multiplies it by 1 / (1 - delta), as the optimizer it is compared with has none.
 
 Stability: without gradients d = mean_i x_i - c becomes (1 - alpha - beta) d, so alpha + P alpha
 must stay below 2 (synchronous) and alpha below 1 (asynchronous): refused otherwise. Above P alpha
@@ -60,6 +61,11 @@ from hocket.errors import PeerLostError, require
 
 BETA: Final = 0.9  # alpha = beta / P by default, as in the paper's experiments
 
+NEVER_MEET: Final = (
+    "the elastic force is the difference of two models that never meet: both ends would have "
+    "to keep a copy of what the other has decoded."
+)
+
 
 @dataclass
 class ElasticState(State):
@@ -90,7 +96,7 @@ class Elastic(Strategy[ElasticState]):
         require(0 <= self.momentum < 1, f"strategy.momentum must be in [0, 1), not {self.momentum}")
 
     def check_world(self, num_learners: int) -> None:
-        """Refuse forces that make the centre run away, and warn of one that overshoots."""
+        """Refuse forces that make the centre diverge, and warn of one that overshoots."""
         super().check_world(num_learners)
         alpha = self.force(num_learners)
         self.check_force(alpha, num_learners)
@@ -116,11 +122,11 @@ class Elastic(Strategy[ElasticState]):
         )
 
     def gain(self, num_learners: int) -> float:
-        """P learners and the centre share what P learners' gradients move."""
-        return 1.0 / (num_learners + 1)
+        """P learners and the centre share what P learners' steps move, 1/(1 - delta) gradients."""
+        return 1.0 / ((num_learners + 1) * (1.0 - self.momentum))
 
     def force(self, num_learners: int) -> float:
-        """Return alpha."""
+        """Return alpha, the share of its distance to the centre that a learner moves."""
         return BETA / num_learners if self.moving_rate is None else self.moving_rate
 
     def init(self, params: Flat, optimizer: Optimizer) -> ElasticState:
@@ -129,7 +135,7 @@ class Elastic(Strategy[ElasticState]):
         return ElasticState(params, optimizer.init(params), params.clone(), velocity)
 
     def model(self, state: ElasticState) -> Flat:
-        """The centre."""
+        """Return the centre, the model that all learners are held to."""
         return state.centre
 
     def adopt(self, old: Sequence[ElasticState], model: Flat, rank: int) -> ElasticState:
@@ -152,7 +158,7 @@ class Elastic(Strategy[ElasticState]):
             me.step_(state.velocity, grad, state.optimizer)  # eq. 4: v <- delta v - gamma g
             state.params.add_(state.velocity)
 
-    async def walk(self, me: Learner, state: ElasticState) -> None:
+    async def local_steps(self, me: Learner, state: ElasticState) -> None:
         """Take the steps between two exchanges."""
         for _ in range(self.sync_every - 1):
             self.step_(me, state, await self.gradient(me, state))
@@ -165,6 +171,7 @@ class EASGD(Elastic):
     name: ClassVar[str] = "easgd"
     paper: ClassVar[str] = "Zhang, Choromanska, LeCun, NIPS 2015 (arXiv:1412.6651)"
     summary: ClassVar[str] = "learners held to a centre by elastic forces, all at once"
+    uncoded_because: ClassVar[str] = NEVER_MEET
     commits_when: ClassVar[str] = "the elastic step is applied"
     synchronous: ClassVar[bool] = True
 
@@ -181,11 +188,14 @@ class EASGD(Elastic):
     async def run(self, me: Learner, state: ElasticState) -> ElasticState:
         """Walk, then one elastic step of all."""
         while (await me.boundary(state)).go_on:
-            await self.walk(me, state)
+            await self.local_steps(me, state)
+            grad = await self.gradient(
+                me, state
+            )  # before the mean, which vouches for all (rule 10)
             mean = await me.allreduce(state.params, weight=1.0)
             alpha = self.force(len(me.alive))
             pull = pull_of(state.params, state.centre, alpha)
-            self.step_(me, state, await self.gradient(me, state))
+            self.step_(me, state, grad)
             state.params.sub_(pull)  # eq. 1
             state.centre.lerp_(mean.value, mean.contributors * alpha)  # eq. 2
             await me.commit()
@@ -199,16 +209,17 @@ class AsyncEASGD(Elastic):
     name: ClassVar[str] = "async-easgd"
     paper: ClassVar[str] = "Zhang, Choromanska, LeCun, NIPS 2015 (arXiv:1412.6651)"
     summary: ClassVar[str] = "learners held to a centre by elastic forces, nobody waits"
+    uncoded_because: ClassVar[str] = NEVER_MEET
     commits_when: ClassVar[str] = "the elastic step is applied"
     synchronous: ClassVar[bool] = False
     evaluates: ClassVar[Literal["replica", "average", "root"]] = "root"
 
     def check_force(self, alpha: float, num_learners: int) -> None:
-        """Refuse a learner that is thrown beyond the centre."""
+        """Refuse a force with which a learner would overshoot the centre."""
         require(
             alpha < 1,
-            f"strategy.moving_rate = {alpha:g} must be below 1: a learner would be thrown beyond "
-            f"the centre; leave it out for {BETA / num_learners:.3g}",
+            f"strategy.moving_rate = {alpha:g} must be below 1: a learner would overshoot the "
+            f"centre; leave it out for {BETA / num_learners:.3g}",
         )
 
     async def serve(self, me: Learner, state: ElasticState) -> None:
@@ -224,7 +235,7 @@ class AsyncEASGD(Elastic):
         """Walk, send the model off, take the gradient meanwhile, apply both."""
         await me.start(self.serve(me, state))
         while (await me.boundary(state)).go_on:
-            await self.walk(me, state)
+            await self.local_steps(me, state)
             await me.send(state.keeper, "elastic", state.params.clone())
             grad = await self.gradient(me, state)
             centre = await self.answer(me, state)

@@ -30,13 +30,15 @@ host and slow links between hosts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hocket.core.effects import Grad, Mean
+from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.errors import PeerLostError, require
-from hocket.strategies.adpsgd import ADPSGD, Hearsay, RingState
+from hocket.strategies.adpsgd import ADPSGD, Known, RingState
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,24 @@ class HADPSGD(ADPSGD):
         first = rank // self.node_size * self.node_size
         return tuple(range(first, min(first + self.node_size, me.size)))
 
-    def leader_of(self, rank: int, me: Learner, known: Hearsay) -> int | None:
+    def leader_of(self, rank: int, me: Learner, known: Known) -> int | None:
         """Return who leads a node; None if all of it are lost."""
         living = set(known.living(me))
         return next((r for r in self.node_of(rank, me) if r in living), None)
 
-    def members(self, me: Learner, known: Hearsay) -> list[int]:
+    def members(self, me: Learner, known: Known) -> list[int]:
         """Return the ring: one learner of each node."""
         leaders = (self.leader_of(r, me, known) for r in range(0, me.size, self.node_size))
         return [leader for leader in leaders if leader is not None]
 
+    def welcome(self, old: Sequence[RingState], model: Flat, rank: int, staying: int) -> RingState:
+        """All begin from the average: ranks move up, and the learners of a node have one model."""
+        return self.adopt(old, model, rank)
+
     async def run(self, me: Learner, state: RingState) -> RingState:
         """One step of the node after the other; its leader mixes beside it."""
-        known, node = Hearsay(), self.node_of(me.rank, me)
-        for service in (self.exchange, self.answer, self.hear, self.lend):
+        known, node = Known(), self.node_of(me.rank, me)
+        for service in self.services:
             await me.start(service(me, state, known))
         while (await me.boundary(state)).go_on:
             if self.leader_of(me.rank, me, known) == me.rank:
@@ -90,7 +96,7 @@ class HADPSGD(ADPSGD):
         return state
 
     async def share(
-        self, me: Learner, state: RingState, known: Hearsay, node: tuple[int, ...]
+        self, me: Learner, state: RingState, known: Known, node: tuple[int, ...]
     ) -> None:
         """Take over the leader's model; if it is lost, all of the node hear of it alike."""
         while True:

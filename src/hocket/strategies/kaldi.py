@@ -32,7 +32,7 @@ n(x) = s + (e - s) x has used up the share f = (s x + (e - s) x^2 / 2) / ((s + e
 solved for n that is (1). It needs no number of iterations known in advance.
 
 Kaldi's gradients are sums over the frames of a minibatch, so that half a minibatch makes half a
-step; here they are means, and a part of 1/2 is stepped upon with 1/2 of the rate.
+step; here they are means, and a part of 1/2 makes a step at half the rate.
 
 The effective rate decays exponentially with the data processed: `schedule.name = "exponential"`.
 The natural gradient is the optimizer's: `optimizer.name = "ngsgd"`. recipes/kaldi has them all.
@@ -66,11 +66,12 @@ from hocket.core.effects import Progress
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.core.optimizer import Optimizer
-from hocket.core.strategy import State
+from hocket.core.strategy import Coded, Extent, State
 from hocket.errors import DivergedError, require
 from hocket.strategies.periodic import Averaging, LocalMomentum, meet_moments
 
 MAX_CHANGE_FIRST = 0.5**0.5  # nnet3's, beside the halved minibatch
+FIRST_SHARE = 0.1  # of the data in the first iteration: above it, a remark
 
 
 @dataclass
@@ -120,6 +121,11 @@ class Kaldi(Averaging[KaldiState]):
     summary: ClassVar[str] = (
         "an archive for each learner, then the average of the good ones; more learners with time"
     )
+    codes: ClassVar[Coded | None] = None
+    uncoded_because: ClassVar[str] = (
+        "learners whose job diverged are left out of the average after it was sent, and what they "
+        "kept would be lost; use kstep or bmuf."
+    )
     compensates: ClassVar[bool] = False  # eq. 2 does it
     drops_diverged: ClassVar[bool] = True  # eq. 3 does
     usual_momentum: ClassVar[LocalMomentum] = "reset"
@@ -165,6 +171,19 @@ class Kaldi(Averaging[KaldiState]):
         """The rate is the effective one."""
         return "effective: each of n learners at work uses n times it" if self.effective_lr else ""
 
+    def remarks(self, extent: Extent) -> list[str]:
+        """Say how much of the training is over after the first archives."""
+        first = min(self.initial_learners, extent.num_learners)
+        share = min(1.0, first * self.sync_every / extent.num_items)
+        if share < FIRST_SHARE:
+            return []
+        return [
+            f"kaldi: the first iteration takes {share:.0%} of the data and "
+            f"{extent.share_of_rate(share):.0%} of the rate's integral, before any average: set "
+            f"strategy.sync_every to {max(1, int(FIRST_SHARE * extent.num_items / first))} or less "
+            "for this much data"
+        ]
+
     @property
     def needs_scores(self) -> bool:
         """The final combination is chosen by loss."""
@@ -187,7 +206,7 @@ class Kaldi(Averaging[KaldiState]):
             first = verdict.progress.frames == 0
             working = self.at_work(verdict.progress, len(me.alive))
             await me.deal(working)
-            archive = await share(me, *await self.walk(me, state, working, first=first))
+            archive = await share(me, *await self.local_steps(me, state, working, first=first))
             kept = self.kept(me, archive, best_only=first and self.best_first)
             mine = archive.frames[me.rank] if me.rank in kept else 0.0
             await me.allreduce_(state.params, weight=mine)  # eqs. 3, 4
@@ -198,7 +217,7 @@ class Kaldi(Averaging[KaldiState]):
                 await self.combine(me, state)
         return state
 
-    async def walk(
+    async def local_steps(
         self, me: Learner, state: State, working: int, *, first: bool
     ) -> tuple[float, int]:
         """Train on an archive (eq. 2); return the loss summed over its frames, and their number."""

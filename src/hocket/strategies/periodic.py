@@ -1,6 +1,6 @@
-"""The shape all averaging methods share: walk alone, meet, apply an outer rule.
+"""The shape all averaging methods share: local steps, an average, an outer rule.
 
-    inner optimizer   the configured one: how a learner walks
+    inner optimizer   the configured one: how a learner makes a local step
     sync period       K local steps, `sync_every`
     outer rule        what becomes of the mean of the models: `outer_`
     local momentum    what becomes of the optimizer's moments: `local_momentum`
@@ -30,7 +30,7 @@ from hocket.core.effects import Mean
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.core.optimizer import Optimizer
-from hocket.core.strategy import S, State, Strategy
+from hocket.core.strategy import Coded, S, State, Strategy
 from hocket.errors import require
 
 LocalMomentum: TypeAlias = Literal["keep", "reset", "average"]
@@ -46,6 +46,7 @@ class Averaging(Strategy[S]):
     commits_when: ClassVar[str] = "the average is complete"
     synchronous: ClassVar[bool] = True
     usual_momentum: ClassVar[LocalMomentum] = "keep"
+    codes: ClassVar[Coded | None] = "steps"
 
     def __post_init__(self) -> None:
         require(
@@ -58,7 +59,7 @@ class Averaging(Strategy[S]):
         )
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Refuse a policy for momentum that there is none of."""
+        """Refuse a policy for momentum if the optimizer has no momentum."""
         require(
             self.local_momentum in (None, "keep") or optimizer.has_moments,
             f"strategy.local_momentum = {self.local_momentum!r} has no effect: optimizer "
@@ -74,6 +75,10 @@ class Averaging(Strategy[S]):
         """Return how many local steps come before the next average."""
         return self.sync_every
 
+    def scale(self, me: Learner, state: S) -> float:
+        """Return the factor on the local rate until the next average."""
+        return 1.0
+
     def outer_(self, me: Learner, state: S, mean: Mean) -> None:
         """Turn the mean, which lies in `state.params`, into the model that all start from next.
 
@@ -82,17 +87,19 @@ class Averaging(Strategy[S]):
         state.params.copy_(mean.value)
 
     async def run(self, me: Learner, state: S) -> S:
-        """Walk, average, outer rule, local momentum, commit."""
-        while (await me.boundary(state)).go_on:
-            await walk(me, state, self.block(state))
-            mean = await me.allreduce_(state.params)
+        """Local steps, average, outer rule, local momentum, commit."""
+        while (verdict := await me.boundary(state)).go_on:
+            coded = me.codes(verdict.progress.frames, state)
+            start = state.params.clone() if coded else None
+            await local_steps(me, state, self.block(state), self.scale(me, state))
+            mean = await meet_models(me, state, start)
             self.outer_(me, state, mean)
             await meet_moments(me, state, self.local_momentum or self.usual_momentum)
             await me.commit()
         return state
 
 
-async def walk(me: Learner, state: State, steps: int, scale: float = 1.0) -> None:
+async def local_steps(me: Learner, state: State, steps: int, scale: float = 1.0) -> None:
     """Take so many local steps, at `scale` times the local rate, or as many as the epoch has left.
 
     A dry draw with the same ticket twice in a row means that every round has been dealt out; one
@@ -105,6 +112,20 @@ async def walk(me: Learner, state: State, steps: int, scale: float = 1.0) -> Non
             break
         last = grad.tickets
         me.step_(state.params, grad, state.optimizer, scale)
+
+
+async def meet_models(me: Learner, state: State, start: Flat | None) -> Mean:
+    """Put the mean of the models into `state.params`.
+
+    If it is coded, the block's step W_i - W_g is what travels: a model is far too large beside its
+    steps. All started from the same W_g, so the mean step leads all to the same model again.
+    """
+    if start is None:
+        return await me.allreduce_(state.params)
+    step = state.params.sub_(start)
+    mean = await me.coded_mean(step, state)
+    state.params.add_(start)
+    return mean
 
 
 async def meet_moments(me: Learner, state: State, policy: LocalMomentum) -> None:

@@ -14,9 +14,12 @@ from hocket.strategies.slowmo import SlowMo as SlowMo
 from hocket.strategies.diloco import DiLoCo as DiLoCo
 from hocket.strategies.easgd import EASGD as EASGD, AsyncEASGD as AsyncEASGD
 from hocket.strategies.admm import ADMM as ADMM
+from hocket.strategies.hessian_free import HessianFree as HessianFree
+from hocket.strategies.asgd import ASGD as ASGD
 from hocket.strategies.delay_by_one import DelayByOne as DelayByOne
 from hocket.strategies.dpsgd import DPSGD as DPSGD
 from hocket.strategies.sgp import SGP as SGP
 from hocket.strategies.adpsgd import ADPSGD as ADPSGD
 from hocket.strategies.hadpsgd import HADPSGD as HADPSGD
 from hocket.strategies.kaldi import Kaldi as Kaldi
+from hocket.strategies.pipeline import Pipeline as Pipeline

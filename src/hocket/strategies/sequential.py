@@ -34,7 +34,11 @@ class Sequential(Strategy[State]):
     name: ClassVar[str] = "sequential"
     paper: ClassVar[str] = "Robbins and Monro, Annals of Mathematical Statistics 22, 1951"
     summary: ClassVar[str] = "one learner; the baseline"
+    uncoded_because: ClassVar[str] = "one learner sends nothing."
     commits_when: ClassVar[str] = "the step is applied"
+    takes_nobody_in_because: ClassVar[str] = (
+        "it runs on one learner; resume it with another strategy"
+    )
     synchronous: ClassVar[bool] = True
     max_learners: ClassVar[int | None] = 1
 

@@ -12,7 +12,7 @@ deep learning", ICML 2019 (arXiv:1811.10792).
 | x      | `state.pushed`         | numerator of the push-sum                                 |
 | w      | `state.weight`         | its denominator, 1 at the beginning                       |
 | z      | `state.params`         | the model: where gradients are taken, what is evaluated   |
-| p      | `topology.exponential` | half stays, half goes 1, 2, 4, ... places on, by turns    |
+| p      | `topology.exponential` | half stays, half goes 1, 2, 4, ... places on, in turn     |
 | gamma  | `me.lr`                | derived from the sequential rate, gain 1/P                |
 
 Only what is sent must sum to 1 (p is column-stochastic), not what is received: nobody waits for an
@@ -43,7 +43,7 @@ from hocket.core import topology
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
 from hocket.core.optimizer import Optimizer
-from hocket.core.strategy import State, Strategy
+from hocket.core.strategy import MIXES_MODELS, State, Strategy
 from hocket.errors import PeerLostError
 
 
@@ -63,6 +63,7 @@ class SGP(Strategy[PushState]):
     name: ClassVar[str] = "sgp"
     paper: ClassVar[str] = "Assran et al., ICML 2019 (arXiv:1811.10792)"
     summary: ClassVar[str] = "each learner pushes half of its model to one other, every minibatch"
+    uncoded_because: ClassVar[str] = MIXES_MODELS
     commits_when: ClassVar[str] = "the round is over"
     synchronous: ClassVar[bool] = True
     uses_messages: ClassVar[bool] = True
@@ -73,7 +74,7 @@ class SGP(Strategy[PushState]):
         return 1.0 / num_learners
 
     def init(self, params: Flat, optimizer: Optimizer) -> PushState:
-        """All of it is one's own."""
+        """Return a state in which nothing has been pushed yet, with a weight of 1."""
         return PushState(params, optimizer.init(params), params.clone())
 
     def adopt(self, old: Sequence[PushState], model: Flat, rank: int) -> PushState:

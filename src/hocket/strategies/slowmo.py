@@ -76,7 +76,7 @@ class SlowMo(Averaging[SlowState]):
         require(
             0 <= self.slow_momentum < 1,
             f"strategy.slow_momentum must be in [0, 1), not {self.slow_momentum}: at 1 a step is "
-            "never forgotten and the model runs away",
+            "never forgotten and the model diverges",
         )
         require(self.slow_lr > 0, f"strategy.slow_lr must be above 0, not {self.slow_lr}")
 
