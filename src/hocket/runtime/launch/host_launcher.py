@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from hocket import errors
 from hocket.core.accounts import Books, LostLearner
 from hocket.errors import HocketError, LearnerFailedError, StoreLostError
+from hocket.record.status import EVERY_S, LearnerStatus
 from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.launch.launcher import Launcher
-from hocket.runtime.launch.learner_process import Place
-from hocket.runtime.net.handshake import put_token
+from hocket.runtime.net.store import Place
+from hocket.support.progress import Pace
 
 
 @dataclass
@@ -32,17 +37,25 @@ class RemoteLearner:
 
 @dataclass(kw_only=True)
 class HostLauncher(Launcher):
-    """What both have in common: some of the learners, and a store that torchrun serves."""
+    """What both have in common: some of the learners, and a store that the head serves."""
 
     host: LearnerHost
 
-    def ranks(self) -> range:
-        """Return the learners of this host."""
-        return self.host.ranks(self.experiment.options.learners)
+    def open_door(self, place: Place) -> None:
+        """Take nobody in: only the launcher of a run on one host can form another group."""
+
+    def ranks(self) -> list[int]:
+        """Return the learners of this host, and those of it that attend to all."""
+        return self.ranks_of(self.host)
+
+    def ranks_of(self, host: LearnerHost) -> list[int]:
+        """Return the ranks of a host."""
+        learners = self.experiment.options.learners
+        return host.ranks(learners, self.experiment.num_ranks - learners)
 
     def open_place(self) -> Place:
-        """Return the store of torchrun, which has started all hosts."""
-        return Place(self.host.address, self.host.port, self.host.prefix)
+        """Return the store that the head serves for all hosts."""
+        return self.host.place
 
 
 @dataclass(kw_only=True)
@@ -52,14 +65,12 @@ class HeadLauncher(HostLauncher):
     remote: dict[int, RemoteLearner] = field(default_factory=dict)
 
     def open_place(self) -> Place:
-        """Make the secret of the run, and list the learners of other hosts."""
-        place = super().open_place()
-        put_token(self.host.store)
+        """List the learners of other hosts."""
         for number in range(1, self.host.count):
             there = replace(self.host, number=number)
-            for rank in there.ranks(self.experiment.options.learners):
+            for rank in self.ranks_of(there):
                 self.remote[rank] = RemoteLearner(rank, number)
-        return place
+        return super().open_place()
 
     def at_work(self) -> bool:
         """True while any learner of any host works."""
@@ -76,10 +87,16 @@ class HeadLauncher(HostLauncher):
                     time_s = self.now_s()
                     reason = f"host {number} gave no sign of life"
                     self._lost(remote, LostLearner(remote.rank, time_s, reason, Books()))
-                    if not self.experiment.goes_on_without or not self.anybody_left():
+                    if not self._can_go_on(remote):
                         raise LearnerFailedError(
                             f"rank {remote.rank} is lost: {reason}. Continue with --resume"
                         )
+
+    def _can_go_on(self, lost: RemoteLearner) -> bool:
+        """True if the others can go on without a lost learner: if all have met before."""
+        met = all(child.met for child in self.children)
+        goes_on = self.experiment.goes_on_without and not self.attends(lost.rank)
+        return goes_on and met and self.anybody_left()
 
     def _heard(self, kind: str, rank: int, body: Any) -> None:
         if kind == "event":
@@ -98,8 +115,17 @@ class HeadLauncher(HostLauncher):
     def anybody_left(self) -> bool:
         """True if a learner of any host works or has finished."""
         return super().anybody_left() or any(
-            r.working or r.summary is not None for r in self.remote.values()
+            (r.working or r.summary is not None) and not self.attends(r.rank)
+            for r in self.remote.values()
         )
+
+    def learners_stand(self) -> list[LearnerStatus]:
+        """Return how the learners of all hosts stand; the others' say so in the store."""
+        found = super().learners_stand()
+        for number in range(1, self.host.count):
+            said = self.host.store.look(f"stands/{number}")
+            found += [LearnerStatus(**one) for one in json.loads(said)] if said else []
+        return found
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
@@ -131,10 +157,14 @@ class OtherHostLauncher(HostLauncher):
 
     told: set[int] = field(default_factory=set)
     all_losses: list[LostLearner] = field(default_factory=list)
+    _pace: Pace = field(default_factory=lambda: Pace(EVERY_S))
 
     def look_around(self) -> None:
         """Pass on the summaries of finished learners; end if the head has ended."""
         self.host.check_head()
+        if self._pace.due():
+            stand = [asdict(child.stands(socket.gethostname())) for child in self.children]
+            self.host.store.put(f"stands/{self.host.number}", json.dumps(stand))
         for child in self.children:
             if child.summary is not None and child.rank not in self.told:
                 self.told.add(child.rank)
@@ -161,6 +191,7 @@ class OtherHostLauncher(HostLauncher):
         except BaseException as error:
             with suppress(StoreLostError):  # that may be the error itself
                 self.host.tell("failed", None, [type(error).__name__, str(error)])
+                self.host.leave()
             raise
         outcome = self.host.outcome()
         self.all_losses = [
@@ -175,18 +206,12 @@ class OtherHostLauncher(HostLauncher):
 
 
 def _error(name: str, message: str) -> HocketError:
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, HocketError):
-        return kind(message)
-    return LearnerFailedError(f"{name}: {message}")
+    kind = errors.by_name(name)
+    return LearnerFailedError(f"{name}: {message}") if kind is None else kind(message)
 
 
-def launcher_for(host: LearnerHost | None, **options: Any) -> Launcher:
-    """Return the launcher for this host; without a host, that of a run on one host."""
+def launcher_for(host: LearnerHost | None) -> Callable[..., Launcher]:
+    """Return what makes the launcher of this host; without a host, that of a run on one host."""
     if host is None:
-        return Launcher(**options)
-    return (
-        HeadLauncher(host=host, **options)
-        if host.is_head
-        else OtherHostLauncher(host=host, **options)
-    )
+        return Launcher
+    return partial(HeadLauncher if host.is_head else OtherHostLauncher, host=host)

@@ -3,8 +3,8 @@
 Learners are forked from a server process that has torch loaded already, so starting them costs
 tenths of a second, not two seconds each. The launcher:
 
-* on Ctrl-C or SIGTERM asks them to stop at the next boundary, with a checkpoint; a second Ctrl-C
-  ends them at once;
+* on Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 asks them to stop at the next boundary, with a checkpoint;
+  a second Ctrl-C ends them at once;
 * when one dies, records the loss and lets the others go on without it (`runtime.on_loss`);
 * ends one that gives no sign of life for `runtime.silence_s`, so that it is lost for good;
 * when one fails, asks the others what they were doing, ends them, and names the cause;
@@ -13,7 +13,8 @@ tenths of a second, not two seconds each. The launcher:
 
 from __future__ import annotations
 
-import multiprocessing
+import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,25 +22,28 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hocket import errors
 from hocket.core.accounts import LostLearner
-from hocket.errors import ConfigError, HocketError, LearnerFailedError
+from hocket.errors import ConfigError, WaitTimeoutError
 from hocket.experiment import Experiment
-from hocket.runtime.launch import learner_process
-from hocket.runtime.launch.children import Child
-from hocket.runtime.launch.learner_process import Place
-from hocket.runtime.net.handshake import put_token
-from hocket.runtime.net.store import Store
+from hocket.record.status import LearnerStatus, Status, StatusFile
+from hocket.runtime.launch import joining, learner_process, tokens
+from hocket.runtime.launch.children import Child, tell_all
+from hocket.runtime.launch.inquiry import Inquiry
+from hocket.runtime.launch.regrouping import Regrouping
+from hocket.runtime.net.libraries.mpi_group import wire_of_mpi
+from hocket.runtime.net.store import Place
+from hocket.runtime.net.store_server import StoreServer
 from hocket.runtime.real.faults import Fault
-from hocket.support.signals import STOPPING, on_signals, signals_held_back
+from hocket.support.fork_server import fork_context
+from hocket.support.signals import STOPPING, WARNINGS, on_signals, signals_held_back
+from hocket.support.waiting import within
 
-HOST = "127.0.0.1"
+START_S = 180.0  # for all processes; loading torch takes seconds, on a slow disk a minute
 PATIENCE_S = 5.0  # between asking a process to end and killing it
+STORE_LIMIT_S = 30.0
 _POLL_S = 0.2
-# Errors of learners that only noticed the failure of another.
-_NOTICED = {"LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
 
 
 @dataclass
@@ -53,31 +57,77 @@ class Launcher:
     say: Callable[[str], None] = print
     resumable: bool = True  # does the run directory outlive the run?
     faults: tuple[Fault, ...] = ()  # planned, by tests and benchmarks
+    status: StatusFile | None = None  # how the run stands, for `hocket watch`
+    total_frames: int = 0  # of the whole run
     children: list[Child] = field(default_factory=list)
-    _store: Store | None = None  # held open while learners use it
+    attending: frozenset[int] = frozenset()  # numbers of the ranks that only serve
+    _regrouping: Regrouping | None = None
+    _place: Place | None = None
+    _server: StoreServer | None = None  # while learners use it
     _interrupts: int = 0
     _looked: float = 0.0
+
+    def __post_init__(self) -> None:
+        learners = self.experiment.options.learners
+        self.attending = frozenset(range(learners, self.experiment.num_ranks))
 
     def run(self) -> list[dict[str, Any]]:
         """Run to the end and return the summaries of the survivors, in rank order."""
         place = self.open_place()
         try:
-            with on_signals(self._count_interrupt):
+            self.open_door(place)
+            with (
+                on_signals(self._count_interrupt, [signal.SIGINT]),
+                on_signals(self._heed_warning, WARNINGS),
+            ):
                 self._start(place)
                 self._watch()
         finally:
             self._end_all()
+            if self._regrouping is not None and self.run_dir is not None:
+                joining.close_door(self.run_dir)
+                self._regrouping.store.close()
+            if self.status is not None and self.children:
+                self.status.write(self.stands("ended"))
         return self.summaries
 
     def open_place(self) -> Place:
-        """Open the store in which learners find each other."""
-        self._store = Store.serve(HOST, self.experiment.options.timeout_s)
-        put_token(self._store)
-        return Place(HOST, self._store.port)
+        """Open the store of the run, for learners of this host alone."""
+        token = tokens.random().secret
+        self._server = StoreServer.nearby(token)
+        return Place(self._server.address, token)
 
-    def ranks(self) -> range:
-        """Return the learners to start here."""
-        return range(self.experiment.options.learners)
+    def ranks(self) -> list[int]:
+        """Return the ranks to start here: learners, and those that attend to them."""
+        return list(range(self.experiment.num_ranks))
+
+    def attends(self, rank: int) -> bool:
+        """True of a rank that draws nothing and serves the others, who cannot spare it."""
+        return rank in self.attending
+
+    def open_door(self, place: Place) -> None:
+        """Let others ask to join; where there are several hosts, nobody can."""
+        if self.run_dir is None:
+            return
+        self._place = place
+        store = place.store(STORE_LIMIT_S)
+        self._regrouping = Regrouping(store, self._begin, self._note_change, self.attending)
+        joining.leave_door_open(self.run_dir, place)
+
+    def _begin(self, numbers: list[int]) -> list[Child]:
+        """Start newcomers, which wait until they are let in."""
+        assert self._place is not None
+        before = len(self.children)
+        with signals_held_back():
+            context = fork_context([learner_process.__name__])
+            self._start_each(context, self._place, numbers, joins=True)
+        return self.children[before:]
+
+    def _note_change(self, kind: str, rank: int, facts: dict[str, Any]) -> None:
+        """Put a joining or a polite leaving into the record."""
+        where = self._furthest().vitals
+        at = {"frames": where.frames, "epoch": where.epoch, "rank": rank}
+        self.report({"event": kind, "time_s": self.now_s(), "clock": "wall", **at, **facts})
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
@@ -97,21 +147,41 @@ class Launcher:
                 f"the task or strategy cannot be sent to the learner processes ({error}): define "
                 "its class at the top level of a module, and keep open files and lambdas out of it"
             ) from error
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["hocket.runtime.launch.learner_process"])
-        with signals_held_back():
-            self._start_all(context, place)
+        try:
+            within(START_S, lambda: self._start_all(place), "start")
+        except TimeoutError as error:
+            raise WaitTimeoutError(
+                f"rank {len(self.children) - 1} was not started within {START_S:g} s: the server "
+                "that learners are forked from is stuck or stopped, or cannot load its modules"
+            ) from error
 
-    def _start_all(self, context: ForkServerContext, place: Place) -> None:
-        for local_rank, rank in enumerate(self.ranks()):
+    def _start_all(self, place: Place) -> None:
+        with signals_held_back():
+            self._start_each(fork_context([learner_process.__name__]), place, self.ranks())
+
+    def _start_each(
+        self, context: ForkServerContext, place: Place, ranks: list[int], *, joins: bool = False
+    ) -> None:
+        wire = wire_of_mpi() if self.experiment.options.transport == "mpi" else None
+        for local_rank, rank in enumerate(ranks, len(self.children)):
             ours, theirs = context.Pipe()
             orders = learner_process.Orders(
-                self.experiment, rank, place, self.run_dir, self.resume, self.faults, local_rank
+                self.experiment,
+                rank,
+                place,
+                self.run_dir,
+                self.resume,
+                self.faults,
+                local_rank,
+                self.resumable,
+                joins,
             )
             process = context.Process(
-                target=learner_process.main, args=(orders, theirs), name=f"hocket learner {rank}"
+                target=learner_process.main,
+                args=(orders, theirs, wire),
+                name=f"hocket learner {rank}",
             )
-            self.children.append(Child(rank, process, ours))
+            self.children.append(Child(rank, process, ours, waits=joins))
             process.start()
             theirs.close()  # else the end of the pipe would never be seen
 
@@ -120,33 +190,68 @@ class Launcher:
     def _watch(self) -> None:
         told = 0
         self._looked = time.monotonic()
+        for child in self.children:  # the first one may have been started long ago
+            child.heard = self._looked
         while self.at_work():
             if self._interrupts > told:
                 told = self._interrupts
                 self._interrupted(told)
-            by_pipe = {c.pipe: c for c in self.children if c.working}
+            by_pipe = {c.pipe.fileno(): c for c in self.children if c.working and not c.ended}
             for pipe in wait(list(by_pipe), timeout=_POLL_S):
                 self._hear(by_pipe[pipe])  # type: ignore[index]
             failed = next((c for c in self.children if c.failure and c.loss is None), None)
+            if failed is not None and failed.waits:
+                failed = None  # `Regrouping` turns it away
             if failed is not None:
-                raise self._cause(failed)
+                raise self._inquiry().cause(failed)
             self._fence_the_silent()
             self.look_around()
+            if self.status is not None and self.status.due():
+                self.status.write(self.stands("running"))
+
+    def stands(self, state: Literal["running", "ended"]) -> Status:
+        """Return how the run stands, by the last signs of life."""
+        where = self._furthest().vitals
+        learners = tuple(sorted(self.learners_stand(), key=lambda one: one.rank))
+        train_s = where.time_s - where.aside_s
+        return Status(
+            where.time_s,
+            train_s,
+            "wall",
+            where.frames,
+            self.total_frames,
+            where.epoch,
+            state,
+            learners,
+        )
+
+    def learners_stand(self) -> list[LearnerStatus]:
+        """Return how each learner stands."""
+        here = socket.gethostname()
+        return [child.stands(here) for child in self.children]
 
     def at_work(self) -> bool:
         """True while any learner works."""
-        return any(c.working for c in self.children)
+        return any(c.working and not c.waits for c in self.children)
 
     def look_around(self) -> None:
-        """Look for news from other hosts; here there are none."""
+        """See who wants to join or to leave; with several hosts: what the others report."""
+        if self._regrouping is not None:
+            stopping = self._interrupts > 0
+            self.experiment = self._regrouping.look(
+                self.experiment, self.children, stopping=stopping
+            )
 
     def note_event(self, event: dict[str, Any]) -> None:
-        """Record an event."""
+        """Pass an event on to the record; with several hosts, the first one keeps it."""
         self.report(event)
 
     def _hear(self, child: Child) -> None:
         said = child.receive()
-        if said is None:
+        if said is None and child.waits:
+            child.process.join(PATIENCE_S)
+            child.ended = True
+        elif said is None:
             child.process.join(PATIENCE_S)
             self._gone(child, child.ended_by())
         elif said[0] == "event":
@@ -162,39 +267,45 @@ class Launcher:
                 child.heard = now
         self._looked = now
         for child in self.children:
+            if not child.started and child.at_work():
+                child.heard = now
             late = now - child.heard > limit
-            if child.working and child.started and late and not child.silent:
+            if child.working and late and not child.silent:
                 child.fence()  # the end of its pipe follows
 
     def _count_interrupt(self) -> None:
         self._interrupts += 1
 
+    def _heed_warning(self) -> None:
+        """Stop with a checkpoint; a scheduler that warns again does not hurry anybody."""
+        self._interrupts = max(self._interrupts, 1)
+
     def _interrupted(self, count: int) -> None:
         if count > 1:
             raise KeyboardInterrupt
         self.say(STOPPING)
-        self._tell_all("stop")
-
-    def _tell_all(self, order: str) -> None:
-        for child in self.children:
-            try:
-                child.pipe.send(order)
-            except OSError:
-                continue
+        tell_all(self.children, learner_process.STOP)
 
     # ------------------------------------------------------------------ losses
 
     def _gone(self, child: Child, reason: str) -> None:
         """Go on without a learner, or stop, as runtime.on_loss says."""
-        if not child.met or not self.experiment.goes_on_without:
-            raise self._died(child)
+        if not child.met or not self.experiment.goes_on_without or self.attends(child.rank):
+            raise self._inquiry().died(child)
         self.note_loss(child.lose(self.now_s(), reason))
         if not self.anybody_left():
-            raise self._died(child)
+            raise self._inquiry().died(child)
 
     def anybody_left(self) -> bool:
         """True if a learner works or has finished."""
-        return any(c.working or c.summary is not None for c in self.children)
+        learners = [c for c in self.children if not self.attends(c.rank)]
+        return any(c.working or c.summary is not None for c in learners)
+
+    def _inquiry(self) -> Inquiry:
+        """Return the means to find out who failed, and why."""
+        kept = self.run_dir if self.resumable else None
+        by = self.experiment.strategy.attends_by
+        return Inquiry(self.children, self.attending, by, kept, self.anybody_left)
 
     def _furthest(self) -> Child:
         """Return the child whose last sign of life is the most recent in the run."""
@@ -206,7 +317,7 @@ class Launcher:
         return best.vitals.time_s + time.monotonic() - best.heard
 
     def note_loss(self, loss: LostLearner) -> None:
-        """Record a loss."""
+        """Put a loss into the record, with how far the run was."""
         where = self._furthest().vitals
         self.report(
             {
@@ -219,76 +330,6 @@ class Launcher:
                 "reason": loss.reason,
             }
         )
-
-    # ------------------------------------------------------------------ failures
-
-    def _cause(self, failed: Child) -> HocketError:
-        """Turn the error of a learner into one of the same kind that says what all were doing."""
-        first = self._first_cause(failed)
-        assert first.failure is not None
-        name, message, doing, trace = first.failure
-        kind = getattr(errors, name, None)
-        others = self._whereabouts(first)
-        if isinstance(kind, type) and issubclass(kind, HocketError):
-            return kind(message + (others if name in _NOTICED else ""))
-        return LearnerFailedError(
-            f"rank {first.rank} failed while it {doing}: {name}: {message}{others}\n"
-            f"--- rank {first.rank}'s traceback ---\n{trace}"
-        )
-
-    def _first_cause(self, failed: Child) -> Child:
-        """Return the learner that failed first; others may only have noticed its failure."""
-        self._listen_on(0.5)
-        spared = failed.failure is not None and failed.failure[0] != "PeerLostError"
-        for child in self.children:
-            ended = child.process.exitcode not in (None, 0)
-            if ended and child.failure is None and not (spared and child.loss is not None):
-                raise self._died(child)
-        own = [c for c in self.children if c.failure and c.failure[0] not in _NOTICED]
-        return next(iter(own), failed)
-
-    def _listen_on(self, seconds: float) -> None:
-        """Receive what others send within a short time; that they end is expected now."""
-        until = time.monotonic() + seconds
-        talking = {c.pipe: c for c in self.children if c.working and c.failure is None}
-        while talking and (left := until - time.monotonic()) > 0:
-            for pipe in wait(list(talking), timeout=left):
-                child = talking[pipe]  # type: ignore[index]
-                ended = child.receive() is None
-                if ended:  # its exit code comes a moment after the end of its pipe
-                    child.process.join(max(0.0, until - time.monotonic()))
-                if ended or child.failure is not None:
-                    del talking[pipe]  # type: ignore[arg-type]
-
-    def _died(self, child: Child) -> LearnerFailedError:
-        code = child.process.exitcode
-        nobody = "" if self.anybody_left() else "; nobody is left"
-        text = (
-            f"rank {child.rank} (process {child.process.pid}) {child.ended_by()} before its work "
-            f"was done{nobody}, so the run was stopped{self._whereabouts(child)}"
-        )
-        if code == 1:  # it could not report: it did not even start
-            text += (
-                "\nIt could not start; its own error is above. A script that calls "
-                'hocket.train must guard its entry point with `if __name__ == "__main__":`'
-            )
-        elif code is not None and code < 0:
-            text += "\nIf the system ran out of memory, use fewer learners or a smaller model"
-        if self.resumable:
-            text += f"\nA checkpoint in {self.run_dir}, if there is one, is continued by --resume"
-        return LearnerFailedError(text)
-
-    def _whereabouts(self, but: Child) -> str:
-        """Ask the others what they are doing."""
-        self._tell_all("status")
-        self._listen_on(0.5)
-        lines = []
-        for c in self.children:
-            if c is but or c.loss is not None:
-                continue
-            state = c.status or (f"failed while it {c.failure[2]}" if c.failure else None)
-            lines.append(f"\n  rank {c.rank} {state or 'did not answer'}")
-        return "".join(lines)
 
     # ------------------------------------------------------------------ ending
 
@@ -303,3 +344,5 @@ class Launcher:
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join(PATIENCE_S)
+        if self._server is not None:
+            self._server.close()

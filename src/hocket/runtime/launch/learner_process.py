@@ -8,41 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import signal
 import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hocket.core.accounts import Vitals
+from hocket.errors import WaitTimeoutError
 from hocket.experiment import Experiment
-from hocket.record.checkpoint import Checkpoints
+from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.record.rundir import RunDirectory
-from hocket.runtime.net.store import Store
+from hocket.runtime.net.libraries.mpi_group import end_mpi, take_wire
+from hocket.runtime.net.store import Place
 from hocket.runtime.real.faults import Fate, Fault
-from hocket.runtime.real.process import ProcessRuntime
-from hocket.support.signals import STOP_SIGNALS, leave_to_parent
+from hocket.runtime.real.process import ProcessRuntime, TakenAlong
+from hocket.runtime.shared.stages.worker import worker_of
+from hocket.support.ownership import help_in
+from hocket.support.signals import STOP_SIGNALS, WARNINGS, leave_to_parent
 
+STOP = "stop"  # an order: end at the next boundary, with a checkpoint
+MEET, LEAVE = "meet", "leave"  # orders: to leave the group for another one; for good
 ORPHANED = 3  # exit code of a learner whose launcher has gone
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where learners find each other: a store, and the prefix of its keys."""
-
-    address: str
-    port: int
-    prefix: str = ""
-
-    def store(self, timeout_s: float) -> Store:
-        """Connect to the store."""
-        store = Store.connect(self.address, self.port, timeout_s)
-        return store.prefix(self.prefix) if self.prefix else store
 
 
 @dataclass(frozen=True)
@@ -56,15 +50,59 @@ class Orders:
     resume: bool
     faults: tuple[Fault, ...] = ()
     local_rank: int = 0
+    resumable: bool = True  # does the run directory outlive the run?
+    joins: bool = False  # a running group, when it is told its place in it
+
+
+@dataclass(frozen=True)
+class NextGroup:
+    """A learner's place in a group that has changed."""
+
+    number: int
+    num_learners: int
+    rank: int
+    names: tuple[int, ...]  # of each rank: its number in the record
+    staying: tuple[int, ...]  # ranks of the group before that go on, in the order of theirs now
+
+    def saved(self, checkpoints: Checkpoints) -> Saved:
+        """Return what the group before has left, those who stay first."""
+        saved = checkpoints.latest()
+        others = [rank for rank in saved.ranks if rank not in self.staying]
+        saved.run["ranks"] = [*self.staying, *others]
+        saved.staying = len(self.staying)
+        return saved
+
+
+class Pipe(Protocol):
+    """One end of what a launcher and a learner talk through."""
+
+    def send(self, message: Any, /) -> None:
+        """Send something; OSError if the other end has gone."""
+        ...
+
+    def recv(self) -> Any:
+        """Receive something, and wait for it; EOFError or OSError if the other end has gone."""
+        ...
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
 
 
 class Control:
     """The learner's end of the pipe; its threads give signs of life while the learner computes."""
 
-    def __init__(self, pipe: Connection, alive_every_s: float) -> None:
+    def __init__(self, pipe: Pipe, alive_every_s: float) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._stop = False
+        self._leaving = threading.Event()
+        self._told_leaving = False
+        self._phases: queue.Queue[NextGroup | None] = queue.Queue()
         self.runtime: ProcessRuntime | None = None
         self._alive_every_s = alive_every_s
         # A process that the task forks must not keep the pipe open after the learner has ended.
@@ -83,17 +121,41 @@ class Control:
         if self._stop:
             runtime.stop()
 
+    def leave_politely(self, *_: object) -> None:
+        """Let the launcher know, from a signal: the others are asked to meet, and go on without."""
+        self._leaving.set()
+
+    def next_phase(self, limit_s: float) -> NextGroup | None:
+        """Wait for this learner's place in the next group; None: it is to leave."""
+        try:
+            return self._phases.get(timeout=limit_s)
+        except queue.Empty:
+            raise WaitTimeoutError(
+                f"waited {limit_s:g} s for the launcher to form the next group: it is stuck or "
+                "stopped. Continue the run with --resume"
+            ) from None
+
     def _live(self) -> None:
         while True:
-            time.sleep(self._alive_every_s)
+            self._leaving.wait(self._alive_every_s)
             with contextlib.suppress(OSError):  # the launcher has gone; `_listen` ends us
+                if self._leaving.is_set():
+                    if not self._told_leaving:
+                        self._told_leaving = True
+                        self.tell("leaving")
+                    time.sleep(self._alive_every_s)
                 self.tell("alive", self.runtime.vitals() if self.runtime else Vitals())
 
     def _listen(self) -> None:
         try:
             while True:
                 order = self._pipe.recv()
-                if order == "stop":
+                if isinstance(order, NextGroup) or order == LEAVE:
+                    self._phases.put(order if isinstance(order, NextGroup) else None)
+                elif order == MEET:
+                    if self.runtime is not None:
+                        self.runtime.meet()
+                elif order == STOP:
                     self._stop = True
                     if self.runtime is not None:
                         self.runtime.stop()
@@ -104,46 +166,95 @@ class Control:
             os._exit(ORPHANED)
 
 
-def main(orders: Orders, pipe: Connection) -> None:
-    """Run one learner; before it ends, the launcher hears how."""
-    leave_to_parent(STOP_SIGNALS)
-    options = orders.experiment.options
-    torch.set_num_threads(options.threads)
-    control = Control(pipe, min(0.5, options.silence_s / 5))
-    code = 0
-    try:
-        runtime = _build(orders, control)
-        control.attach(runtime)
-        control.tell("started")
-        runtime.run()
-        if orders.run_dir is not None and orders.experiment.options.trace:
-            runtime.trace.write(RunDirectory(orders.run_dir).trace_path(orders.rank))
-        control.tell("done", runtime.summary())
-    except BaseException as error:
-        doing = control.runtime.describe() if control.runtime else "was starting"
-        control.tell("failed", (type(error).__name__, str(error), doing, traceback.format_exc()))
-        code = 1
+def main(orders: Orders, pipe: Pipe, wire: Connection | None = None) -> None:
+    """Run one learner in a process of its own, and end the process; `wire`: to its MPI."""
+    if wire is not None:
+        take_wire(wire)
+    code = serve(orders, pipe)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a thread may still wait in a collective that will never complete
 
 
-def _build(orders: Orders, control: Control) -> ProcessRuntime:
+def serve(orders: Orders, pipe: Pipe) -> int:
+    """Run one learner; at its end the launcher hears how. Return the exit code."""
+    leave_to_parent((*STOP_SIGNALS, *WARNINGS))
     options = orders.experiment.options
-    store = orders.place.store(options.timeout_s)
+    torch.set_num_threads(options.threads)
+    control = Control(pipe, min(0.5, options.silence_s / 5))
+    code = 0
+    try:
+        if orders.run_dir is not None:
+            help_in(orders.run_dir)
+        signal.signal(signal.SIGTERM, control.leave_politely)
+        runtime = _run(orders, control)
+        if runtime is None:
+            control.tell("left")
+            return 0
+        if orders.run_dir is not None and orders.experiment.options.trace:
+            runtime.trace.write(RunDirectory(orders.run_dir).trace_path(orders.rank))
+        end_mpi()
+        control.tell("done", runtime.summary())
+    except BaseException as error:
+        doing = control.runtime.describe() if control.runtime else "was starting"
+        control.tell("failed", (type(error).__name__, str(error), doing, traceback.format_exc()))
+        code = 1
+    return code
+
+
+def _run(orders: Orders, control: Control) -> ProcessRuntime | None:
+    """Run to the end, in one group after the other; None if this learner has left."""
+    limit_s = orders.experiment.options.timeout_s
+    past = TakenAlong()
+    phase = None
+    if orders.joins:
+        past.worker = worker_of(orders.experiment, orders.local_rank, new=False)
+        control.tell("ready")
+        phase = control.next_phase(limit_s)  # its launcher ends it if the run ends before
+        if phase is None:
+            return None
+    while True:
+        runtime = _build(orders, control, phase, past)
+        control.attach(runtime)
+        control.tell("started")
+        runtime.run()
+        if not runtime.regrouped:
+            return runtime
+        past = runtime.past()
+        control.tell("regrouped")
+        phase = control.next_phase(limit_s)
+        if phase is None:
+            return None
+
+
+def _build(
+    orders: Orders, control: Control, phase: NextGroup | None, past: TakenAlong
+) -> ProcessRuntime:
+    options = orders.experiment.options
+    rank = orders.rank if phase is None else phase.rank
+    store = orders.place.store(options.timeout_s, rank)
     checkpoints = saved = None
+    experiment = orders.experiment
     if orders.run_dir is not None:
-        checkpoints = Checkpoints(orders.run_dir, options.keep_checkpoints)
-        saved = checkpoints.latest() if orders.resume else None
+        checkpoints = Checkpoints(
+            orders.run_dir, options.keep_checkpoints, durable=orders.resumable
+        )
+        saved = checkpoints.latest() if orders.resume and phase is None else None
+    if phase is not None and checkpoints is not None:
+        store = store.prefix(f"group{phase.number}")
+        experiment = experiment.with_learners(phase.num_learners)
+        saved = phase.saved(checkpoints)
+        past = replace(past, names=phase.names)
     return ProcessRuntime(
-        orders.experiment,
-        orders.rank,
+        experiment,
+        rank,
         store,
-        orders.place.address,
+        orders.place.towards,
         lambda event: control.tell("event", event),
         checkpoints,
         saved,
         local_rank=orders.local_rank,
         met=lambda: control.tell("met"),
-        fate=Fate(orders.faults, orders.rank),
+        fate=past.fate or Fate(orders.faults, orders.rank),
+        past=past,
     )

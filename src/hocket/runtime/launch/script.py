@@ -4,7 +4,8 @@
 
 For scripts that use `hocket.attach`. torchrun works too, but it ends all processes when one dies;
 this launcher says which one died and lets the others finish. When the launcher is ended, it ends
-them all.
+them all. Unless OMP_NUM_THREADS is set, the learners share the cores: with as many threads each as
+there are cores, they would wait for one another's threads.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hocket.errors import require
-from hocket.runtime.net.store import Store
+from hocket.core.limits import MOST_PROCESSES
+from hocket.errors import HocketError, require
+from hocket.runtime.launch import engines, tokens
+from hocket.runtime.launch.tokens import Token
+from hocket.runtime.net.store_server import StoreServer
+from hocket.support.parallel import default_jobs
 from hocket.support.signals import end_program_with_parent, on_signals
 
-HOST = "127.0.0.1"
 PATIENCE_S = 5.0
+THREADS = "OMP_NUM_THREADS"  # what torch and numpy look at; whoever has set it is obeyed
 _POLL_S = 0.05
 
 
@@ -31,28 +36,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hocket.launch", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--learners", type=int, required=True, metavar="N")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of the store")
     parser.add_argument("script", help="a Python script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     args = parser.parse_args(argv)
-    require(args.learners >= 1, f"--learners must be at least 1, not {args.learners}")
-    store = Store.serve(HOST, args.timeout)
-    learners = [
-        _start(rank, args.learners, store.port, [args.script, *args.arguments])
-        for rank in range(args.learners)
-    ]
+    try:
+        require(
+            1 <= args.learners <= MOST_PROCESSES,
+            f"--learners must be from 1 to {MOST_PROCESSES:,}, not {args.learners:,}",
+        )
+        engines.refuse_several("python -m hocket.launch")
+    except HocketError as error:
+        print(f"hocket: {error}", file=sys.stderr)
+        return 2
+    token = tokens.random()
+    server = StoreServer.nearby(token.secret)
+    command = [args.script, *args.arguments]
+    learners: list[subprocess.Popen[bytes]] = []
     with on_signals(lambda: sys.exit(128 + signal.SIGTERM), [signal.SIGTERM]):
         try:
+            for rank in range(args.learners):
+                learners.append(_start(rank, args.learners, server.address, token, command))
             return _watch(learners)
+        except OSError as error:
+            told = f"rank {len(learners)} of {args.learners} cannot be started ({error})"
+            print(f"hocket: {told}: use fewer learners", file=sys.stderr)
+            return 1
         finally:
             _end(learners)
 
 
-def _start(rank: int, size: int, port: int, command: list[str]) -> subprocess.Popen[bytes]:
+def _start(
+    rank: int, size: int, store: str, token: Token, command: list[str]
+) -> subprocess.Popen[bytes]:
+    """Start a learner; it gets the token through a pipe, where nobody else can read it."""
+    pipe = tokens.into_pipe(token)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    env = os.environ | {key: str(value) for key, value in place.items()}
-    env["HOCKET_STORE"] = f"{HOST}:{port}"
-    return subprocess.Popen([sys.executable, *command], env=env, preexec_fn=end_program_with_parent)
+    told = {"HOCKET_STORE": store, tokens.PIPE: str(pipe)}
+    usual = {THREADS: str(max(1, default_jobs() // size))}  # the learners share the cores
+    try:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            env=usual | os.environ | {key: str(value) for key, value in place.items()} | told,
+            preexec_fn=end_program_with_parent,
+            pass_fds=[pipe],
+        )
+    finally:
+        os.close(pipe)
 
 
 def _watch(learners: list[subprocess.Popen[bytes]]) -> int:

@@ -29,7 +29,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from hocket.core.packing import Buffer
-from hocket.errors import FencedError
+from hocket.errors import ContractError, FencedError
 from hocket.runtime.net.links import PHASE, REPORT, Frame
 
 T = TypeVar("T", covariant=True)
@@ -81,6 +81,16 @@ def name_of(ranks: Ranks) -> int:
     return int.from_bytes(digest, "little")
 
 
+def _ranks_in(report: Frame) -> Ranks:
+    """Return the lost learners that a report lists."""
+    if len(report.body) % np.dtype(np.int64).itemsize:
+        raise ContractError(
+            f"rank {report.source} sent a report of {len(report.body)} bytes that cannot be read: "
+            "it may run another version of Hocket"
+        )
+    return tuple(int(r) for r in np.frombuffer(report.body, dtype=np.int64))
+
+
 class Agreement:
     """The collectives of one group of learners, as one of its members sees them."""
 
@@ -105,10 +115,16 @@ class Agreement:
         """The members of the view."""
         return tuple(r for r in self.members if r not in self._view)
 
+    @property
+    def called(self) -> bool:
+        """True if a member has begun the next collective, or one is lost that was not before."""
+        begun = any(number == self.completed + 1 for number, _, _ in self._frames)
+        return begun or self._known_lost() != self._view
+
     def take(self, frame: Frame) -> None:
         """Take in a frame of this group."""
         if frame.kind == REPORT:
-            lost = tuple(int(r) for r in np.frombuffer(frame.body, dtype=np.int64))
+            lost = _ranks_in(frame)
             if self._peers.rank in lost:
                 raise FencedError(
                     f"rank {self._peers.rank} was declared lost (rank {frame.source} says so): the "

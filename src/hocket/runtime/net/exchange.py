@@ -10,40 +10,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
-from hocket.core.accounts import Note, Tally
-from hocket.core.effects import AllReduce, AllToAll, Broadcast, Grad, Mean, Scores
+from hocket.codecs.coded import Contribution
+from hocket.core.accounts import NOTHING, Note, Piggyback, Tally
+from hocket.core.effects import AllReduce, AllToAll, Broadcast, CodedMean, Grad, Mean, Scores
 from hocket.core.flat import Flat, Parts
 from hocket.core.numerics import shares
 from hocket.core.packing import from_bytes, to_bytes
-from hocket.errors import PeerLostError, WaitTimeoutError, require
+from hocket.errors import ContractError, PeerLostError, WaitTimeoutError, require
 from hocket.runtime.net import operations
 from hocket.runtime.net.agreement import Agreement, Operation, Ranks
+from hocket.runtime.net.coded_reduction import ReduceCoded
+from hocket.runtime.net.libraries.carrier import VectorCarrier
 from hocket.runtime.net.links import Frame
 from hocket.runtime.net.mesh import Mesh
 from hocket.runtime.net.operations import Collective, GroupMemory
-from hocket.runtime.net.torch_group import DeviceGroup
 from hocket.runtime.shared import reductions
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Piggyback:
-    """What a learner piggybacks on a collective of all learners."""
-
-    tally: Tally
-    stop: bool
-
-    def row(self) -> list[float]:
-        """Return it as the numbers that travel."""
-        return [self.tally.loss_sum, float(self.tally.frames), self.tally.correct, float(self.stop)]
-
-
-NOTHING = Piggyback(Tally(), False)
+LOOK_S: Final = 1.0  # between two looks at whether the wait for a call is over
 
 
 @dataclass
@@ -65,7 +53,7 @@ class Exchange:
         *,
         timeout_s: float,
         agreed: Callable[[Ranks], None] = lambda lost: None,
-        vectors: DeviceGroup | None = None,
+        vectors: VectorCarrier | None = None,
     ) -> None:
         self._mesh = mesh
         self._rank = mesh.rank
@@ -112,6 +100,15 @@ class Exchange:
             if not self._mesh.look(began + self._timeout_s, self._take):
                 raise self._timed_out(group.agreement.awaits)
 
+    def await_call(self) -> None:
+        """Wait until another rank has begun the next collective of all, or one is lost.
+
+        It has no limit of its own: a rank that dies is seen by its links, one that freezes is ended
+        by its launcher, and as long as the others work there is nothing to come to.
+        """
+        while not self._world.agreement.called:
+            self._mesh.look(time.monotonic() + LOOK_S, self._take)
+
     def attend(self) -> None:
         """Look at what has come, without waiting: other learners may need an answer."""
         self._mesh.look(time.monotonic(), self._take)
@@ -133,6 +130,17 @@ class Exchange:
         contributors = sum(w > 0 for w in weights) or len(weights)
         mean = value.write_(effect.x) if effect.in_place else value.join().to(effect.x.device)
         return Mean(mean, contributors, float(sum(weights))), _note(members, rows)
+
+    def coded_mean(
+        self, effect: CodedMean, weight: float, piggyback: Piggyback = NOTHING
+    ) -> tuple[Mean, Note]:
+        """Return the weighted mean of coded vectors, in place, and what was piggybacked."""
+        group = self._world
+        part = Contribution(self._rank, effect, weight)
+        row = [weight, *piggyback.row()]
+        operation = ReduceCoded(group.memory, part, row, all_near=group.all_near)
+        mean, rows = self._run(group, operation)
+        return mean, _note(operation.members, rows)
 
     def mean_gradient(
         self, grad: Grad, piggyback: Piggyback = NOTHING, *, lend: bool = False
@@ -158,21 +166,27 @@ class Exchange:
     ) -> tuple[Parts, list[list[float]], Ranks]:
         group = self._group(members)
         if self._vectors is not None and members is None:
-            return self._reduce_on_device(self._vectors, kind, x, row)
+            return self._reduce_by_library(self._vectors, kind, x, row)
         operation = operations.ReduceVectors(group.memory, kind, x, row, all_near=group.all_near)
         value, rows = self._run(group, operation)
         return value, rows, operation.members
 
-    def _reduce_on_device(
-        self, vectors: DeviceGroup, kind: str, x: Flat | Parts, row: list[float]
+    def _reduce_by_library(
+        self, vectors: VectorCarrier, kind: str, x: Flat | Parts, row: list[float]
     ) -> tuple[Parts, list[list[float]], Ranks]:
-        """Agree on the shares, then let torch.distributed add up."""
+        """Agree on the shares, then let a library add up."""
         whole = x.join() if isinstance(x, Parts) else x
         operation = Collective(self._world.memory, kind, whole.numel(), row)
         rows: list[list[float]] = self._run(self._world, operation)
-        share = shares([row[0] for row in rows])[operation.me]
-        total = vectors.weighted_sum(whole, share)
+        self._require_all(operation.members)
+        total = vectors.weighted_sum(whole, shares([row[0] for row in rows]))
         return Parts(total.numel(), [(0, total)]), rows, operation.members
+
+    def _require_all(self, members: Ranks) -> None:
+        """A library knows all learners, and would wait for one that is lost."""
+        lost = [r for r in self._everyone if r not in members]
+        if lost:
+            raise PeerLostError(f"rank {self._rank} cannot go on without ranks {lost}")
 
     def take_back(self) -> None:
         """End the loan of the last mean gradient, before others overwrite its memory."""
@@ -189,6 +203,7 @@ class Exchange:
         )
         if self._vectors is not None and effect.group is None:
             note = self._rows("Broadcast", [])[1]
+            self._require_all(note.members)
             return self._vectors.broadcast(effect.x, effect.root), note
         operation = operations.BroadcastVector(group.memory, effect.x, effect.root)
         value = self._run(group, operation)
@@ -226,7 +241,8 @@ class Exchange:
         """Return the values of all learners, in rank order."""
         operation = operations.GatherBytes(self._world.memory, to_bytes(value))
         gathered = self._run(self._world, operation)
-        return [from_bytes(data) for data in gathered], _present(operation)
+        pairs = zip(operation.members, gathered, strict=True)
+        return [_unpacked(rank, data) for rank, data in pairs], _present(operation)
 
     def wait(self) -> tuple[None, Note]:
         """Wait until all learners have come here."""
@@ -253,8 +269,19 @@ class Exchange:
 
 def _note(members: Ranks, rows: list[list[float]]) -> Note:
     total = reductions.total([Tally(r[1], int(r[2]), r[3]) for r in rows])
-    return Note(members, total, any(r[4] for r in rows))
+    wishes = [int(r[4]) for r in rows]
+    return Note(members, total, any(w & 1 for w in wishes), any(w & 2 for w in wishes))
+
+
+def _unpacked(rank: int, data: bytes) -> Any:
+    try:
+        return from_bytes(data)
+    except Exception as error:  # whatever the bytes were
+        raise ContractError(
+            f"what rank {rank} sent to all cannot be read ({error}): it may run another version "
+            "of Hocket"
+        ) from error
 
 
 def _present(operation: Collective) -> Note:
-    return Note(operation.members, Tally(), False, rode=False)
+    return Note(operation.members, Tally(), False, piggybacked=False)

@@ -25,6 +25,9 @@ from hocket.errors import HocketError
 
 _HEAD = struct.Struct("<BBHIQQQQ")  # kind, phase, -, source, group, number, view, length
 MAX_LOCAL_BODY = 1 << 16  # bytes in a frame within a host; more goes through shared memory
+# Nothing longer is believed, so that a damaged length takes no memory: 8 billion bytes are a stripe
+# of 2 billion parameters.
+MAX_BODY = 1 << 33
 _CHUNK = 1 << 20
 # A host that has vanished acknowledges nothing; after so many seconds the kernel gives up.
 VANISHED_S = 20
@@ -76,9 +79,28 @@ def descriptors(rights: Iterable[tuple[int, int, bytes]]) -> list[int]:
     return list(found)
 
 
-def _parse(head: Buffer) -> tuple[Frame, int]:
+def close_all(fds: list[int]) -> None:
+    """Close descriptors that nobody has taken."""
+    while fds:
+        with contextlib.suppress(OSError):
+            os.close(fds.pop())
+
+
+def _parse(head: Buffer, most: int) -> tuple[Frame, int]:
+    """Return a frame without its body, and the length of that; ConnectionError if it is none."""
+    if len(head) < _HEAD.size:
+        raise ConnectionError("a frame that is too short")
     kind, phase, _, source, group, number, view, length = _HEAD.unpack_from(head)
+    if kind not in (PHASE, REPORT) or length > most:
+        raise ConnectionError(f"a frame of kind {kind} with {length} bytes")
     return Frame(kind, group, number, view, phase, source), length
+
+
+def _hang_up(connection: socket.socket) -> bool:
+    """Let both ends see the end of a connection; poll then reports it until it is closed."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    return True
 
 
 class Link(Protocol):
@@ -99,11 +121,14 @@ class Link(Protocol):
         ...
 
     def read(self) -> list[Frame] | None:
-        """Return the frames that have come, None at the end of the stream."""
+        """Return the frames that have come, None at the end of the stream.
+
+        A link that carries anything but frames has ended: the other end is another version.
+        """
         ...
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; the peer sees the end of the stream, as if this learner had died."""
         ...
 
 
@@ -114,6 +139,7 @@ class LocalLink:
         connection.setblocking(False)
         self.socket = self._socket = connection
         self._kept: deque[Frame] = deque()
+        self._broken = False
         self.fileno = connection.fileno
 
     def send(self, frame: Frame) -> bool:
@@ -140,7 +166,7 @@ class LocalLink:
     def read(self) -> list[Frame] | None:
         """Return the frames that have come."""
         frames: list[Frame] = []
-        while True:
+        while not self._broken:
             try:
                 data, rights, flags, _ = self._socket.recvmsg(
                     _HEAD.size + MAX_LOCAL_BODY, socket.CMSG_SPACE(4), CLOEXEC
@@ -156,11 +182,18 @@ class LocalLink:
                     "a descriptor of shared memory could not be received: too many files are open "
                     "in this process. Close some, or raise the limit (ulimit -n)"
                 )
-            frame, length = _parse(data)
+            fds = descriptors(rights)
+            try:
+                frame, length = _parse(data, len(data) - _HEAD.size)
+            except ConnectionError:
+                self._broken = _hang_up(self._socket)
+                close_all(fds)
+                break
             frame.body = memoryview(data)[_HEAD.size : _HEAD.size + length]
-            for fd in descriptors(rights):
-                frame.fd = fd
+            frame.fd = fds.pop(0) if fds else -1
+            close_all(fds)  # a frame has one at most
             frames.append(frame)
+        return frames or None
 
     def close(self) -> None:
         """Close; what was kept is not sent."""
@@ -183,6 +216,7 @@ class RemoteLink:
         self._frame: Frame | None = None
         self._body = memoryview(b"")
         self._filled = 0
+        self._broken = False
         self.fileno = connection.fileno
 
     def send(self, frame: Frame) -> bool:
@@ -212,7 +246,7 @@ class RemoteLink:
         """Return the frames that have come; a body is read straight into its own memory."""
         frames: list[Frame] = []
         budget = 64  # so that one fast sender does not keep others waiting
-        while budget:
+        while budget and not self._broken:
             budget -= 1
             try:
                 if not (self._read_head() if self._frame is None else self._read_body()):
@@ -220,18 +254,19 @@ class RemoteLink:
             except BlockingIOError:
                 return frames
             except OSError:
+                self._broken = _hang_up(self._socket)
                 return frames or None
             if self._frame is not None and self._filled == len(self._body):
                 self._frame.body = self._body
                 frames.append(self._frame)
                 self._frame = None
-        return frames
+        return None if self._broken and not frames else frames
 
     def _read_head(self) -> int:
         data = self._socket.recv(_HEAD.size - len(self._head))
         self._head += data
         if len(self._head) == _HEAD.size:
-            self._frame, length = _parse(self._head)
+            self._frame, length = _parse(self._head, MAX_BODY)
             self._head = bytearray()
             self._body, self._filled = memoryview(np.empty(length, dtype=np.uint8).data), 0
         return len(data)
@@ -264,10 +299,11 @@ def close_after_fork(sockets: Callable[[], Iterable[socket.socket]]) -> None:
 
 def notice_a_vanished_host(connection: socket.socket) -> None:
     """Let a TCP connection end when the other host answers nothing for `VANISHED_S`."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_S * 1000)
+    with contextlib.suppress(OSError):  # it has ended already, which the next read shows
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_S * 1000)

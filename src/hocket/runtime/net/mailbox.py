@@ -18,38 +18,42 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from hocket.core.effects import Message
 from hocket.core.packing import Buffer, from_buffer, to_parts
-from hocket.errors import WaitTimeoutError
+from hocket.errors import ContractError, WaitTimeoutError
+from hocket.runtime.net import addresses
 from hocket.runtime.net.handover import Handover
-from hocket.runtime.net.handshake import Handshake, Welcome
+from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.links import (
     CLOEXEC,
+    MAX_BODY,
     close_after_fork,
+    close_all,
     descriptors,
     notice_a_vanished_host,
 )
+from hocket.runtime.net.reception import Reception
 from hocket.runtime.net.store import Store
 
 _HEAD = struct.Struct("<qq")  # length of the tag, length of the payload
 _CHUNK = 1 << 20
 _BUFFER_BYTES = 1 << 22  # of a socket: sender and receiver then work at the same time
-_NEARBY = "mail", socket.SOCK_STREAM
+_PURPOSE = "mail"
 _MAX_PARTS = 64  # of one call of sendmsg
 _MAX_FDS = 64  # that come with one message
+_MAX_TAG = 1 << 10  # bytes
 
 
 @dataclass
 class _Stream:
-    """How far one incoming connection has been read, and who is at its other end."""
+    """How far one incoming connection has been read."""
 
-    welcome: Welcome
-    rank: int | None = None  # None until it has greeted us
+    rank: int  # who is at its other end
     head: bytearray = field(default_factory=bytearray)
     tag: str | None = None
     payload: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -60,14 +64,13 @@ class _Stream:
         """Bytes until the head is complete: lengths, then a tag."""
         if len(self.head) < _HEAD.size:
             return _HEAD.size - len(self.head)
-        return int(_HEAD.size + _HEAD.unpack_from(self.head)[0] - len(self.head))
-
-    def hear_greeting(self) -> None:
-        """Take in what has come of the greeting; OSError if it is a stranger's."""
-        try:
-            next(self.welcome)
-        except StopIteration as done:
-            self.rank = done.value
+        tag, payload = _HEAD.unpack_from(self.head)
+        if not (0 <= tag <= _MAX_TAG and 0 <= payload <= MAX_BODY):
+            raise ContractError(
+                f"rank {self.rank} sent a message whose tag has {tag} and whose payload has "
+                f"{payload} bytes: it may run another version of Hocket"
+            )
+        return int(_HEAD.size + tag - len(self.head))
 
 
 class Mailbox:
@@ -85,7 +88,7 @@ class Mailbox:
         lost: Callable[[int], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        self._handshake = handshake
+        self._handshake = handshake = replace(handshake, purpose=_PURPOSE)
         self._rank = rank = handshake.rank
         self._near = near
         self._handover = Handover(rank, near)
@@ -93,28 +96,32 @@ class Mailbox:
         self._lost = lost
         self._failed = failed
         self._selector = selectors.DefaultSelector()
-        self._listeners = [handshake.listen(address)]
+        listeners = [addresses.listen(f"{address}:0")]
+        where = addresses.address_of(listeners[0])
         if len(near) > 1:
-            self._listeners.append(handshake.listen_nearby(*_NEARBY))
+            listeners.append(addresses.listen(handshake.nearby_address(rank)))
+        self._reception = Reception(handshake, listeners)
+        self._expected = set(range(size)) - {rank}  # who has not called yet
         self._wake_r, self._wake_w = socket.socketpair()
         self._closed = False
-        self._incoming: list[socket.socket] = []
-        for one in (*self._listeners, self._wake_r):
+        self._incoming: set[socket.socket] = set()
+        for one in (self._reception, self._wake_r):
             self._selector.register(one, selectors.EVENT_READ, None)
-        port = self._listeners[0].getsockname()[1]
-        store.put(f"mailbox/{rank}", f"{address}:{port}")
+        store.put(f"mailbox/{rank}", where)
         self._thread = threading.Thread(target=self._read_all, name="mailbox", daemon=True)
         self._thread.start()
         # To all others, at once: a learner that waits for a message must see the sender die.
         self._outgoing = {to: self._connect(store, to) for to in range(size) if to != rank}
-        close_after_fork(lambda: [*self._outgoing.values(), *self._incoming])
+        close_after_fork(
+            lambda: [*self._outgoing.values(), *self._incoming, *self._reception.sockets]
+        )
 
     def _connect(self, store: Store, to: int) -> socket.socket:
-        host, _, port = store.get(f"mailbox/{to}").rpartition(":")
+        where = store.get(f"mailbox/{to}")
         if to in self._near:
-            connection = self._handshake.call_nearby(to, *_NEARBY)
+            connection = self._handshake.call(to, self._handshake.nearby_address(to))
         else:
-            connection = self._handshake.call(to, host, int(port))
+            connection = self._handshake.call(to, where)
             notice_a_vanished_host(connection)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
         return connection
@@ -155,24 +162,32 @@ class Mailbox:
     def _read_all(self) -> None:
         try:
             while not self._closed:
-                for key, _ in self._selector.select():
-                    if key.fileobj in self._listeners:
-                        self._accept(key.fileobj)
-                    elif key.fileobj is not self._wake_r:
+                for key, _ in self._selector.select(self._reception.patience_s):
+                    if isinstance(key.data, _Stream):
                         assert isinstance(key.fileobj, socket.socket)
                         self._read(key.fileobj, key.data)
+                if self._expected and not self._closed:
+                    self._let_in()
         except Exception as error:  # else a receive would wait for ever
             if not self._closed:
                 self._failed(error)
 
-    def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        if connection.family != socket.AF_UNIX:
-            notice_a_vanished_host(connection)
-        self._incoming.append(connection)
-        stream = _Stream(self._handshake.welcome(connection))
-        self._selector.register(connection, selectors.EVENT_READ, stream)
-        self._read(connection, stream)  # up to where it waits for the caller
+    def _let_in(self) -> None:
+        """Take the connections of others; when all have come, nobody listens any more."""
+        for rank, connection in self._reception.admit():
+            unix = connection.family == socket.AF_UNIX
+            if rank not in self._expected or unix != (rank in self._near):
+                connection.close()
+                continue
+            if not unix:
+                notice_a_vanished_host(connection)
+            connection.setblocking(True)
+            self._expected.discard(rank)
+            self._incoming.add(connection)
+            self._selector.register(connection, selectors.EVENT_READ, _Stream(rank))
+        if not self._expected:
+            self._selector.unregister(self._reception)
+            self._reception.close()
 
     def _read(self, connection: socket.socket, stream: _Stream) -> None:
         try:
@@ -181,17 +196,15 @@ class Mailbox:
             more = False
         if not more:
             self._selector.unregister(connection)
+            self._incoming.discard(connection)
             connection.close()
-            if stream.rank is not None:
-                self._handover.lose(stream.rank)
-            if stream.rank is not None and not self._closed:
+            close_all(stream.fds)
+            self._handover.lose(stream.rank)
+            if not self._closed:
                 self._lost(stream.rank)
 
     def _read_some(self, connection: socket.socket, stream: _Stream) -> bool:
-        """Read what is there; False at the end of the stream, OSError if it is a stranger's."""
-        if stream.rank is None:
-            stream.hear_greeting()
-            return True
+        """Read what is there; False at the end of the stream."""
         if stream.tag is None:
             data = _receive(connection, stream.wanted(), stream.fds)
             stream.head += data
@@ -206,18 +219,27 @@ class Mailbox:
 
     def _head_complete(self, stream: _Stream) -> None:
         _, length = _HEAD.unpack_from(stream.head)
-        stream.tag = stream.head[_HEAD.size :].decode()
+        stream.tag = stream.head[_HEAD.size :].decode(errors="replace")
         stream.payload, stream.filled = torch.empty(length, dtype=torch.uint8), 0
         stream.head.clear()
 
     def _deliver_if_whole(self, stream: _Stream) -> None:
         if stream.filled < len(stream.payload):
             return
-        assert stream.rank is not None
         assert stream.tag is not None
-        payload = from_buffer(stream.payload, lambda where: self._handover.take(where, stream.fds))
-        self._arrived(Message(stream.rank, stream.tag, payload))
+        self._arrived(Message(stream.rank, stream.tag, self._unpacked(stream)))
         stream.tag, stream.payload = None, torch.empty(0, dtype=torch.uint8)
+
+    def _unpacked(self, stream: _Stream) -> Any:
+        try:
+            return from_buffer(stream.payload, lambda at: self._handover.take(at, stream.fds))
+        except Exception as error:  # whatever the bytes were
+            raise ContractError(
+                f"rank {stream.rank} sent a message {stream.tag!r} that cannot be read ({error}): "
+                "it may run another version of Hocket"
+            ) from error
+        finally:
+            close_all(stream.fds)
 
     def close(self) -> None:
         """Stop reading and close every connection."""
@@ -225,9 +247,10 @@ class Mailbox:
         with contextlib.suppress(OSError):
             self._wake_w.send(b"x")
         self._thread.join(timeout=5)
-        for one in [*self._outgoing.values(), *self._listeners, self._wake_r, self._wake_w]:
+        for one in [*self._outgoing.values(), *self._incoming, self._wake_r, self._wake_w]:
             with contextlib.suppress(OSError):
                 one.close()
+        self._reception.close()
         self._selector.close()
         self._handover.close()
 

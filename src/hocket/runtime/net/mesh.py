@@ -16,11 +16,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hocket.core.device import Transport
 from hocket.errors import HocketError, WaitTimeoutError
-from hocket.runtime.net import shared_memory
+from hocket.runtime.net import addresses, shared_memory
 from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.links import (
     Frame,
@@ -29,13 +30,15 @@ from hocket.runtime.net.links import (
     RemoteLink,
     close_after_fork,
 )
+from hocket.runtime.net.reception import Reception
 from hocket.runtime.net.store import Store
 
 # What a socket says when the process at the other end has gone.
 _ENDED = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN)
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _POLL_S = 0.5  # between two looks at the limit
-_NEARBY = "mesh", socket.SOCK_SEQPACKET  # a packet is a frame
+_PURPOSE = "mesh"
+_KIND = socket.SOCK_SEQPACKET  # within a host: a packet is a frame
 
 
 def host_name() -> str:
@@ -62,23 +65,23 @@ class Mesh:
         self.rank = rank = handshake.rank
         self.lost: set[int] = set()
         self._sending = sending
-        self._handshake = handshake
+        self._handshake = handshake = replace(handshake, purpose=_PURPOSE)
         self._links: dict[int, Link] = {}
         self._by_fd: dict[int, int] = {}
         self._poll = select.poll()
         self._dead: list[int] = []  # their links failed while something was sent
         close_after_fork(lambda: [link.socket for link in self._links.values()])
         host = host_name() if transport != "sockets" else f"{rank}"
-        listeners = [handshake.listen(address)]
-        port = listeners[0].getsockname()[1]
+        listeners = [addresses.listen(f"{address}:0")]
+        where = addresses.address_of(listeners[0])
         if transport != "sockets" and shared_memory.AVAILABLE:
-            listeners.append(handshake.listen_nearby(*_NEARBY))
-        store.put(f"mesh/{rank}", json.dumps([host, address, port]))
+            listeners.append(addresses.listen(handshake.nearby_address(rank), _KIND))
+        reception = Reception(handshake, listeners)
         try:
-            self._meet(store, size, host, listeners)
+            store.put(f"mesh/{rank}", json.dumps([host, where]))
+            self._connect_all(store, size, host, reception)
         finally:
-            for listener in listeners:
-                listener.close()
+            reception.close()
         if transport == "shared_memory" and len(self.near) < size:
             raise HocketError(
                 f"runtime.transport = 'shared_memory', but rank {rank} shares memory only with "
@@ -87,43 +90,59 @@ class Mesh:
 
     # ------------------------------------------------------------------ meeting
 
-    def _meet(self, store: Store, size: int, host: str, listeners: list[socket.socket]) -> None:
+    def _connect_all(self, store: Store, size: int, host: str, reception: Reception) -> None:
         """Connect to lower ranks, and accept the connections of higher ones."""
-        places = [json.loads(store.get(f"mesh/{r}")) for r in range(size)]
+        places = [self._place_of(r, store) for r in range(size)]
         self.hosts = tuple(place[0] for place in places)
         self.near = frozenset(r for r in range(size) if self.hosts[r] == host)
         for r in range(self.rank):
-            self._connect(r, places[r])
-        timeout_s = self._handshake.timeout_s
-        until = time.monotonic() + timeout_s
+            self._connect(r, places[r][1])
+        until = time.monotonic() + self._handshake.timeout_s
         while len(self._links) < size - 1:
             left = until - time.monotonic()
-            ready, _, _ = select.select(listeners, [], [], max(left, 0.0))
-            if not ready:
+            if left <= 0:
                 missing = [r for r in range(size) if r != self.rank and r not in self._links]
                 raise WaitTimeoutError(
-                    f"rank {self.rank} waited {timeout_s:g} s for ranks {missing} to connect "
-                    f"to {places[self.rank][1]}: are they running, and does a firewall let them in?"
+                    f"rank {self.rank} waited {self._handshake.timeout_s:g} s for ranks {missing} "
+                    f"to connect to {places[self.rank][1]}: are they running, and does a firewall "
+                    "let them in?"
                 )
-            for listener in ready:
-                self._accept(listener)
+            for rank, connection in reception.admit(min(left, _POLL_S)):
+                self._accept(rank, connection, size)
+
+    def _place_of(self, rank: int, store: Store) -> tuple[str, str]:
+        """Return the host and the address of a learner; waits until it has said so."""
+        try:
+            found = store.limited(self._handshake.timeout_s).get(f"mesh/{rank}")
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"rank {self.rank} waited {self._handshake.timeout_s:g} s for rank {rank} to say "
+                "where it is: it has not started, or is stuck at its start; if it is only slow, "
+                "raise runtime.timeout_s"
+            ) from error
+        host, where = json.loads(found)
+        return host, where
 
     @property
     def num_hosts(self) -> int:
         """How many hosts the learners are on."""
         return len(set(self.hosts))
 
-    def _connect(self, to: int, place: list[object]) -> None:
+    def _connect(self, to: int, where: str) -> None:
         if to in self.near:
-            connection = self._handshake.call_nearby(to, *_NEARBY)
+            nearby = self._handshake.nearby_address(to)
+            connection = self._handshake.call(to, nearby, _KIND)
         else:
-            connection = self._handshake.call(to, str(place[1]), int(str(place[2])))
+            connection = self._handshake.call(to, where)
         self._add(to, connection)
 
-    def _accept(self, listener: socket.socket) -> None:
-        called = self._handshake.accept(listener)
-        if called is not None:
-            self._add(*called)
+    def _accept(self, rank: int, connection: socket.socket, size: int) -> None:
+        """Take the connection of a higher rank that has not come yet, if it came its own way."""
+        unix = connection.family == socket.AF_UNIX
+        if self.rank < rank < size and rank not in self._links and unix == (rank in self.near):
+            self._add(rank, connection)
+        else:
+            connection.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         link: Link = LocalLink(connection) if rank in self.near else RemoteLink(connection)
@@ -198,6 +217,6 @@ class Mesh:
             pass
 
     def close(self) -> None:
-        """End every connection."""
+        """End every connection; a peer still at work takes this learner for lost."""
         for rank in list(self._links):
             self.lose(rank)

@@ -21,10 +21,19 @@ from hocket.core.numerics import shares, weighted_sum
 from hocket.core.packing import Buffer
 from hocket.errors import ContractError
 from hocket.runtime.net.agreement import Ranks
-from hocket.runtime.net.links import MAX_LOCAL_BODY, Frame
+from hocket.runtime.net.links import MAX_BODY, MAX_LOCAL_BODY, Frame
 from hocket.runtime.net.shared_memory import Segment
 
-KINDS = ("AllReduce", "MeanGradient", "Broadcast", "AllToAll", "Evaluate", "Gather", "Wait")
+KINDS = (
+    "AllReduce",
+    "MeanGradient",
+    "CodedMean",
+    "Broadcast",
+    "AllToAll",
+    "Evaluate",
+    "Gather",
+    "Wait",
+)
 ROW = 6  # numbers that each member sends with every collective
 _POST = struct.Struct("<qqqq" + "d" * ROW)  # kind, size, places of data and result; the row
 _ALIGN = 64  # bytes: stripes begin at cache lines
@@ -104,7 +113,7 @@ class GroupMemory:
             self._others.pop(rank).close()
 
     def close(self) -> None:
-        """Close all segments."""
+        """Unmap all segments; the kernel frees each with its last user."""
         for rank in list(self._others):
             self.forget(rank)
         if self._own is not None:
@@ -159,15 +168,32 @@ class Collective:
                 self.rows.append(self._row[: self._width])
                 self._places[rank] = self._place, self._memory.result_place
                 continue
-            kind, size, place, result_place, *row = _POST.unpack_from(frames[rank].body)
+            kind, size, place, result_place, *row = self._posted_by(rank, frames[rank])
             self._check(rank, kind, size)
-            self._memory.opened(frames[rank])
+            try:
+                self._memory.opened(frames[rank])
+            except (OSError, ValueError) as error:
+                raise self._unreadable(rank, error) from error
             self.rows.append(list(row[: self._width]))
             self._places[rank] = place, result_place
             self._bodies[rank] = memoryview(frames[rank].body)[_POST.size :]
 
+    def _posted_by(self, rank: int, frame: Frame) -> tuple[Any, ...]:
+        """Return the numbers with which a member begins a collective."""
+        if len(frame.body) < _POST.size:
+            raise self._unreadable(rank, f"{len(frame.body)} bytes instead of {_POST.size} or more")
+        return _POST.unpack_from(frame.body)
+
+    def _unreadable(self, rank: int, why: object) -> ContractError:
+        return ContractError(
+            f"rank {self._memory.rank} cannot read what rank {rank} sent for its {self._kind} "
+            f"({why}): it may run another version of Hocket"
+        )
+
     def _check(self, rank: int, kind: int, size: int) -> None:
         """Raise an error that names a learner which is out of step."""
+        if not 0 <= kind < len(KINDS):
+            raise self._unreadable(rank, f"collective {kind}")
         if (KINDS[kind], size) != (self._kind, self._size):
             raise ContractError(
                 f"rank {self._memory.rank} issued {self._kind} of {self._size} values while "
@@ -180,7 +206,7 @@ class Collective:
         return self.rows
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def as_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
 
@@ -199,9 +225,19 @@ class PostedCollective(Collective):
         self, rank: int, offset: int, count: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """Return some values of a member's contribution; a frame holds only these values."""
-        if rank in self._memory.near:
-            return self._memory.of(rank, self._places[rank][0] + offset, count, dtype)
-        return _from_body(self._bodies[rank], count, dtype)
+        place = self._places[rank][0] + offset
+        return self._values_of(rank, place, self._bodies.get(rank), count, dtype)
+
+    def _values_of(
+        self, rank: int, place: int, body: memoryview | None, count: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return values of a member: in its segment if it is near, else in the frame it sent."""
+        try:
+            if rank in self._memory.near:
+                return self._memory.of(rank, place, count, dtype)
+            return _from_body(body or memoryview(b""), count, dtype)
+        except (ValueError, KeyError, OverflowError) as error:
+            raise self._unreadable(rank, error) from error
 
     def answer(self) -> Any:
         """Return the result; the place is free for the collective after next."""
@@ -213,6 +249,7 @@ class PostedCollective(Collective):
 
 
 def _from_body(body: memoryview, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values at the beginning of a frame's body, without a copy."""
     if not count:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(body, dtype=dtype, count=count)
@@ -255,14 +292,14 @@ class ReduceVectors(PostedCollective):
         if to in self._memory.near:
             return []
         first, last = self._cuts[self.members.index(to)]
-        return [_bytes(self._posted[first:last])] if last > first else []
+        return [as_bytes(self._posted[first:last])] if last > first else []
 
     def sends(self, phase: int, to: int) -> tuple[Buffer, int]:
         """Send this learner's stripe of the sum to members of other hosts."""
         if phase != 1 or to in self._memory.near:
             return super().sends(phase, to)
         assert self._stripe is not None
-        return (_bytes(self._stripe) if self._stripe.numel() else b""), -1
+        return (as_bytes(self._stripe) if self._stripe.numel() else b""), -1
 
     def receives(self, phase: int, frames: dict[int, Frame]) -> None:
         """Phase 0: reduce this learner's stripe. Phase 1: take in the stripes of the others."""
@@ -285,9 +322,8 @@ class ReduceVectors(PostedCollective):
         return Parts(self._size, [(a, self._stripe_of(r, b - a)) for r, a, b in cuts]), self.rows
 
     def _stripe_of(self, rank: int, count: int) -> torch.Tensor:
-        if rank in self._memory.near:
-            return self._memory.of(rank, self._places[rank][1], count, torch.float32)
-        return _from_body(self._arrived[rank], count, torch.float32)
+        place = self._places[rank][1]
+        return self._values_of(rank, place, self._arrived.get(rank), count, torch.float32)
 
 
 class BroadcastVector(PostedCollective):
@@ -302,7 +338,7 @@ class BroadcastVector(PostedCollective):
     def _data(self, to: int) -> list[Buffer]:
         if self._root != self._memory.rank or to in self._memory.near:
             return []
-        return [_bytes(self._posted)]
+        return [as_bytes(self._posted)]
 
     def _answer(self) -> Flat | None:
         if self._root not in self.members:
@@ -325,7 +361,7 @@ class ExchangeStripes(PostedCollective):
         return sum(self._width_of[: self._all.index(rank)])
 
     def _data(self, to: int) -> list[Buffer]:
-        return [] if to in self._memory.near else [_bytes(self._given[self._all.index(to)])]
+        return [] if to in self._memory.near else [as_bytes(self._given[self._all.index(to)])]
 
     def _answer(self) -> list[torch.Tensor]:
         mine = self._given[self._all.index(self._memory.rank)]
@@ -348,11 +384,14 @@ class GatherBytes(PostedCollective):
         return [] if shared else [self._own_data]
 
     def _answer(self) -> list[bytes]:
-        return [self._of(r, int(row[0])) for r, row in zip(self.members, self.rows, strict=True)]
+        return [self._of(r, row[0]) for r, row in zip(self.members, self.rows, strict=True)]
 
-    def _of(self, rank: int, length: int) -> bytes:
+    def _of(self, rank: int, announced: float) -> bytes:
         if rank == self._memory.rank:
             return self._own_data
+        if not 0 <= announced <= MAX_BODY:
+            raise self._unreadable(rank, f"{announced} bytes")
+        length = int(announced)
         if len(self._bodies[rank]) >= length:
             return bytes(self._bodies[rank][:length])
         return bytes(self._read(rank, 0, length, torch.uint8).numpy())

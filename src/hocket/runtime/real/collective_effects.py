@@ -11,14 +11,16 @@ from hocket.core.effects import (
     AllReduce,
     AllToAll,
     Broadcast,
+    CodedMean,
     Deliver,
     Evaluate,
     Grad,
     MeanGradient,
 )
 from hocket.errors import HocketError, WaitTimeoutError
-from hocket.runtime.net.exchange import NOTHING, Exchange, Piggyback
+from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.real.executors import Executors
+from hocket.runtime.real.limits import gave_up
 from hocket.runtime.shared import reductions
 from hocket.runtime.shared.boundary_effects import Gather
 from hocket.runtime.shared.context import RankContext
@@ -56,6 +58,7 @@ class CollectiveEffects:
         """How collectives and evaluation are begun."""
         return {
             AllReduce: self._all_reduce,
+            CodedMean: self._coded_mean,
             Broadcast: self._broadcast,
             AllToAll: self._all_to_all,
             Gather: self._gather,
@@ -69,25 +72,12 @@ class CollectiveEffects:
 
     # ------------------------------------------------------------------ one by one
 
-    def _piggyback(self) -> Piggyback:
-        """Let the tally and a wish to stop be piggybacked on a collective of all."""
-        if not self._context.experiment.strategy.synchronous:
-            return NOTHING
-        return Piggyback(self._account.tally.take(), self._context.agenda.stop_wanted)
-
-    def _piggyback_in_group(self) -> Piggyback:
-        """Piggyback a wish to meet all: members of a group must reach the same boundary."""
-        if not self._context.experiment.strategy.moves_in_groups:
-            return NOTHING
-        return Piggyback(Tally(), self._context.agenda.wish().quiet)
-
     def _all_reduce(self, fiber: Fiber, effect: AllReduce, deliver: Deliver) -> None:
-        pending = self._account.ledger.pending_frames
-        weight = float(pending if effect.weight is None else effect.weight)
+        weight = self._context.weight_of(effect)
         if self._exchange is None:
             deliver(reductions.answer_alone(fiber.rank, effect, weight), None)
             return
-        piggyback = self._piggyback() if effect.group is None else self._piggyback_in_group()
+        piggyback = self._context.piggyback(effect.group)
         size = effect.x.numel() * 4
         self._account.books.bytes_sent += self._others.reduced_bytes(size, effect.group)
         self.communicate(
@@ -97,6 +87,17 @@ class CollectiveEffects:
             everyone=effect.group is None,
         )
 
+    def _coded_mean(self, fiber: Fiber, effect: CodedMean, deliver: Deliver) -> None:
+        weight = self._context.weight_of(effect)
+        if self._exchange is None:
+            deliver(reductions.answer_alone(fiber.rank, effect, weight), None)
+            return
+        piggyback = self._context.piggyback(None)
+        size = effect.coder.size.total
+        self._account.books.bytes_sent += self._others.reduced_bytes(size)
+        job = lambda: self._others.coded_mean(effect, weight, piggyback)  # noqa: E731
+        self.communicate("coded_mean", job, deliver)
+
     def then_reduce(self, effect: MeanGradient, deliver: Deliver) -> Deliver:
         """Return what to do with a gradient once it is there: the mean over all learners."""
 
@@ -104,9 +105,9 @@ class CollectiveEffects:
             if error is not None or self._exchange is None:
                 deliver(grad, error)
                 return
-            piggyback = self._piggyback()
-            coded = effect.codec.coded_bytes(self._worker.layout.size)
-            self._account.books.bytes_sent += self._others.reduced_bytes(coded)
+            piggyback = self._context.piggyback(None)
+            size = self._worker.layout.size * 4
+            self._account.books.bytes_sent += self._others.reduced_bytes(size)
             lend = not self._executors.concurrent
             self.communicate(
                 "mean_gradient",
@@ -155,11 +156,7 @@ class CollectiveEffects:
 
     def _score(self, effect: Evaluate) -> Tally:
         account, context = self._account, self._context
-        items = reductions.slice_of(
-            reductions.num_scored(effect, account.pool),
-            account.alive.index(account.rank),
-            len(account.alive),
-        )
+        items = reductions.slice_for(account.rank, account.learners, effect, account.pool)
         state = context.scoring_state or context.worker_state
         began = time.monotonic()
         tally = self._worker.score(effect.params, state, effect.which, items)
@@ -175,6 +172,19 @@ class CollectiveEffects:
         if self._exchange is not None and self._issued == self._ended:
             self._exchange.attend()
 
+    def await_call(self, deliver: Deliver) -> None:
+        """Wait, as long as it takes, until another rank begins a collective of all or is lost."""
+        if self._exchange is None:
+            deliver(None, None)
+            return
+        self._issued += 1  # the links are in use: `attend` must not read them meanwhile
+
+        def ended(value: Any, error: BaseException | None) -> None:
+            self._ended += 1
+            deliver(None, error)
+
+        self._executors.communicate(self._exchange.await_call, ended)
+
     # ------------------------------------------------------------------ all alike
 
     def communicate(
@@ -183,6 +193,7 @@ class CollectiveEffects:
         """Hold a collective; what was piggybacked is recorded when the answer is handed over."""
         self._issued += 1
         number = self._issued
+        number_of_all = self._account.hand.begin_collective() if everyone else None
         self._issuing(number)
         self._others.take_back()  # on the loop: the strategy cannot be using it now
 
@@ -192,20 +203,14 @@ class CollectiveEffects:
                 return job()
             except WaitTimeoutError as error:
                 waited_s = time.monotonic() - began
-                raise self._timed_out(f"{what} (collective #{number})", waited_s, error) from error
+                held = f"{what} (collective #{number})"
+                raise gave_up(self._context.rank, held, waited_s, self._timeout_s, error) from error
             finally:
                 self._span(what, began)
 
-        self._executors.communicate(guarded, self._entering(deliver, everyone=everyone))
+        self._executors.communicate(guarded, self._entering(deliver, number_of_all))
 
-    def _timed_out(self, what: str, waited_s: float, error: WaitTimeoutError) -> WaitTimeoutError:
-        return WaitTimeoutError(
-            f"rank {self._context.rank} waited {waited_s:.1f} s for {what} and gave up: {error}. "
-            "Another learner is stuck, paused or much slower: see what each was doing below; if it "
-            f"is only slow, raise runtime.timeout_s (now {self._timeout_s:g})"
-        )
-
-    def _entering(self, deliver: Deliver, *, everyone: bool) -> Deliver:
+    def _entering(self, deliver: Deliver, number_of_all: int | None) -> Deliver:
         def arrive(result: tuple[Any, Note], error: BaseException | None) -> None:
             self._ended += 1
             if error is not None:
@@ -213,12 +218,7 @@ class CollectiveEffects:
                 return
             answer, note = result
             try:
-                if everyone:
-                    self._context.took_part(note)
-                else:
-                    self._context.trace("joined", "")
-                    if note.rode:
-                        self._context.agenda.group_wishes = note.stop
+                self._context.record(note, number_of_all)
             except HocketError as failure:
                 deliver(None, failure)
             else:

@@ -5,6 +5,7 @@
                                              collective, after some of the others have heard of it
     Fault(rank=2, at_collective=5)           ... when it is about to begin its fifth collective:
                                              none of the others hears of it
+    Fault(rank=2, at_send=5)                 ... when it is about to send its fifth message
     Fault(rank=2, at_draw=5, how="freeze")   SIGSTOP: it is alive, but does nothing any more
     Fault(rank=2, at_draw=5, how="nap")      SIGSTOP, and SIGCONT after a second
 
@@ -37,13 +38,14 @@ class Fault:
     at_draw: int | None = None
     at_frame: int | None = None
     at_collective: int | None = None
+    at_send: int | None = None
     how: Literal["kill", "freeze", "nap"] = "kill"
 
     def __post_init__(self) -> None:
-        given = [self.at_draw, self.at_frame, self.at_collective]
+        given = [self.at_draw, self.at_frame, self.at_collective, self.at_send]
         require(
             sum(when is not None for when in given) == 1,
-            f"the fault of rank {self.rank} needs one of at_draw, at_frame and at_collective",
+            f"the fault of rank {self.rank} needs one of at_draw, at_frame, at_collective, at_send",
         )
 
     def strike(self) -> None:
@@ -59,6 +61,7 @@ class Fate:
     def __init__(self, faults: Sequence[Fault], rank: int) -> None:
         self._faults = [f for f in faults if f.rank == rank]
         self._frames = 0
+        self._messages = 0
 
     def drawn(self, draws: int) -> None:
         """Strike if a fault is planned for this number of draws."""
@@ -70,6 +73,13 @@ class Fate:
         """Strike if a fault is planned for this number of collectives."""
         for fault in self._faults:
             if fault.at_collective == collectives:
+                fault.strike()
+
+    def mailing(self) -> None:
+        """Count a message; strike if a fault is planned for this number of messages."""
+        self._messages += 1
+        for fault in self._faults:
+            if fault.at_send == self._messages:
                 fault.strike()
 
     def sending(self) -> None:

@@ -11,12 +11,13 @@ import torch
 
 from hocket.core.device import move
 from hocket.core.effects import Deliver, Message, Recv, Send
-from hocket.core.packing import from_bytes, to_bytes
-from hocket.errors import ContractError, WaitTimeoutError, require
+from hocket.core.packing import handed_on
+from hocket.errors import require
 from hocket.experiment import Experiment
 from hocket.runtime.net.mailbox import Mailbox
 from hocket.runtime.real.executors import Executors
-from hocket.runtime.shared.inbox import Inbox, Waiting, undeclared_messages
+from hocket.runtime.real.limits import gave_up
+from hocket.runtime.shared.inbox import Inbox, Waiting
 
 ATTEND_S = 0.05  # how often to answer others while nothing happens here
 
@@ -32,9 +33,8 @@ class Messages:
         device: torch.device,
         trace: Callable[[str, str], None],
     ) -> None:
-        self._experiment = experiment
         self._rank = rank
-        self._size = experiment.options.learners
+        self._size = experiment.num_ranks
         self._timeout_s = experiment.options.timeout_s
         self._executors = executors
         self._device = device  # where the learner computes
@@ -61,7 +61,7 @@ class Messages:
         num_bytes = 0
         self._sent[effect.to] += 1
         if effect.to == self._rank:
-            message = Message(self._rank, effect.tag, from_bytes(to_bytes(effect.payload)))
+            message = Message(self._rank, effect.tag, handed_on(effect.payload))
             self._executors.post(self._arrive, message)
         else:
             num_bytes = self._open_mailbox.send(effect.to, effect.tag, effect.payload)
@@ -70,8 +70,7 @@ class Messages:
 
     @property
     def _open_mailbox(self) -> Mailbox:
-        if self.mailbox is None:
-            raise ContractError(undeclared_messages(self._experiment.strategy.name))
+        assert self.mailbox is not None  # a learner that is alone sends to itself only
         return self.mailbox
 
     def _arrive(self, message: Message, error: BaseException | None) -> None:
@@ -104,14 +103,8 @@ class Messages:
             if w.limit_s is not None and w.began_s + w.limit_s <= now:
                 self.inbox.waiting.remove(w)
                 self._trace("expired", f"{w.recv.source}/{w.recv.tag}")
-                w.deliver(None, self._timed_out(w.recv.describe(), now - w.began_s))
-
-    def _timed_out(self, what: str, waited_s: float) -> WaitTimeoutError:
-        return WaitTimeoutError(
-            f"rank {self._rank} waited {waited_s:.1f} s for {what} and gave up. Another learner is "
-            "stuck, paused or much slower: see what each was doing below; if it is only slow, "
-            f"raise runtime.timeout_s (now {self._timeout_s:g})"
-        )
+                waited_s = now - w.began_s
+                w.deliver(None, gave_up(self._rank, w.recv.describe(), waited_s, self._timeout_s))
 
     # ------------------------------------------------------------------ quiet points
 
@@ -143,7 +136,7 @@ def quiet(traffic: list[dict[str, Any]]) -> bool:
     )
 
 
-def unrest(traffic: list[dict[str, Any]]) -> str:
+def why_not_quiet(traffic: list[dict[str, Any]]) -> str:
     """Say what keeps a quiet point from being quiet."""
     busy = [one["rank"] for one in traffic if not one["idle"]]
     late = [

@@ -8,34 +8,51 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from hocket.core import device
-from hocket.core.accounts import Vitals
-from hocket.core.effects import Deliver, Grad, Gradient, MeanGradient
-from hocket.data.shared_ledger import open_ledger, save_counters
+from hocket.core.accounts import Books, Vitals
+from hocket.core.effects import Boundary, Curvature, Deliver, Grad, Gradient, MeanGradient, Product
+from hocket.data.shared_ledger import open_ledger
 from hocket.errors import FencedError
 from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints, Saved
+from hocket.runtime.net.addresses import own_address
 from hocket.runtime.net.exchange import Exchange
-from hocket.runtime.net.store import Store, own_address
-from hocket.runtime.net.torch_group import DeviceGroup
+from hocket.runtime.net.store import Store
+from hocket.runtime.real.connect import carrier
 from hocket.runtime.real.faults import Fate
 from hocket.runtime.real.quiet import QuietPoints
 from hocket.runtime.real.rank import RankRuntime
+from hocket.runtime.real.stage_effects import StageEffects
 from hocket.runtime.real.timeline import Timeline
 from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.boundary import Meeting, hold
-from hocket.runtime.shared.boundary_effects import Quiet
+from hocket.runtime.shared.boundary import BoundaryServices, at_boundary
+from hocket.runtime.shared.boundary_effects import Attend, Quiet, Regroup, Resume
 from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.restore import restore, restore_counters
+from hocket.runtime.shared.stages.worker import worker_of
 from hocket.runtime.shared.trace import Trace
 from hocket.runtime.shared.worker import Worker
 
 PROGRESS_EVERY_S: Final = 0.5  # for the display only; nothing depends on it
+
+
+@dataclass
+class TakenAlong:
+    """What a learner takes along from one group to the next."""
+
+    worker: Worker | None = None
+    books: Books | None = None
+    fate: Fate | None = None
+    trace: Trace | None = None
+    names: tuple[int, ...] | None = None  # of each rank: its number in the record
+    now_s: float | None = None  # the time of the run when it left
+    left: float = 0.0  # ... and by the clock of this process
 
 
 class ProcessRuntime(RankRuntime):
@@ -54,55 +71,75 @@ class ProcessRuntime(RankRuntime):
         local_rank: int | None = None,
         met: Callable[[], None] = lambda: None,
         fate: Fate | None = None,
+        past: TakenAlong | None = None,
     ) -> None:
         options = experiment.options
         on = device.resolve(options.device, rank if local_rank is None else local_rank)
         super().__init__(experiment, rank, on=on, fate=fate)
-        earlier_s = saved.run["time_s"] if saved else 0.0
-        self._timeline = Timeline(rank, earlier_s, keep_trace=options.trace)
+        past = past or TakenAlong()
+        self._names = past.names
+        self.regrouped = False  # the group has ended for another one
+        self._timeline = self._begin_time(saved, past)
         self._report = report
         self._returned = self._over = False
         self._shown = 0.0
         self._store = store
         exchange = self._join_others(own_address(host), on) if self.size > 1 else None
         met()
-        worker = Worker(
-            experiment.task,
-            experiment.pool(),
-            options.seed,
-            on=on,
-            precision=options.precision,
-            natural_gradient=experiment.optimizer.natural_gradient,
-        )
+        place = rank if local_rank is None else local_rank
+        worker = past.worker or worker_of(experiment, place, new=saved is None, rank=rank)
         self._open(worker, exchange, saved)
-        self._meeting = Meeting(
+        self._boundary_services = BoundaryServices(
             worker.layout,
             worker.frozen,
             self._timeline.now,
             checkpoints,
-            self._common_state,
+            lambda: {},  # clocks of real learners are not saved
             lambda rank: self._messages.inbox.unread(),
             self.forks.__getitem__,
         )
-        if rank == 0:
-            self._context.reporter.say(worker.notes)
-        self._timeline.restart()
+        if past.books is not None:
+            self._context.account.books = past.books
+        if rank == 0 and past.names is None:
+            placement = experiment.strategy.placement(worker.layout, options.learners)
+            sizes = experiment.coded_size(worker.layout)
+            self._context.reporter.say([*worker.notes, *placement, *sizes])
+        if past.names is None:
+            self._timeline.restart()
+
+    def _begin_time(self, saved: Saved | None, past: TakenAlong) -> Timeline:
+        """Count from where the run was; in another group, as if nothing had happened."""
+        earlier_s = saved.run["time_s"] if saved else 0.0
+        if past.now_s is not None:
+            earlier_s = past.now_s + time.monotonic() - past.left
+        timeline = Timeline(self.rank, earlier_s, keep_trace=self._experiment.options.trace)
+        timeline.trace = past.trace or timeline.trace
+        timeline.trace.names = past.names
+        return timeline
+
+    def past(self) -> TakenAlong:
+        """Return what this learner takes along to the next group."""
+        return TakenAlong(
+            self._worker,
+            self._context.account.books,
+            self._fate,
+            self.trace,
+            self._names,
+            self._timeline.now(),
+            time.monotonic(),
+        )
+
+    @property
+    def name(self) -> int:
+        """This learner's number in the record."""
+        return self.rank if self._names is None else self._names[self.rank]
 
     def _join_others(self, address: str, on: torch.device) -> Exchange:
         """Connect to the others, and agree on how vectors travel."""
         options = self._experiment.options
         mesh = self._connect(self._store, address)
         fence = self._fence if mesh.num_hosts > 1 else lambda lost: None
-        vectors = None
-        if options.transport == "torch":
-            vectors = DeviceGroup(
-                self._store,
-                self.rank,
-                self.size,
-                device=on,
-                address=address,
-                timeout_s=options.timeout_s,
-            )
+        vectors = carrier(self._experiment, self.rank, self._store, address, on)
         return Exchange(mesh, self.size, timeout_s=options.timeout_s, agreed=fence, vectors=vectors)
 
     def _fence(self, lost: tuple[int, ...]) -> None:
@@ -123,15 +160,24 @@ class ProcessRuntime(RankRuntime):
     def _open(self, worker: Worker, exchange: Exchange | None, saved: Saved | None) -> None:
         """Agree on the first model, open the ledger, and restore a checkpoint if there is one."""
         strategy, everyone = self._experiment.strategy, tuple(range(self.size))
-        if saved is None and exchange is not None:  # one built without the seed would differ
+        learners = everyone[: self._experiment.options.learners]
+        whole = strategy.evaluates != "stages"
+        if (
+            saved is None and exchange is not None and whole
+        ):  # one built without the seed would differ
             worker.initial = exchange.first_model(worker.initial)
         if saved is not None and not strategy.synchronous:
             if self.rank == 0:
-                restore_counters(self._ledger_store, saved, everyone)
+                restore_counters(self._ledger_store, worker.pool, saved, everyone, len(learners))
             if exchange is not None:
                 exchange.wait()
         ledger = open_ledger(
-            worker.pool, self.rank, everyone, self._ledger_store, synchronous=strategy.synchronous
+            worker.pool,
+            self.rank,
+            learners,
+            self._ledger_store,
+            synchronous=strategy.synchronous,
+            attendants=self.size - len(learners),
         )
         context = RankContext(
             Account(self._experiment, worker.pool, self.rank, ledger),
@@ -139,11 +185,12 @@ class ProcessRuntime(RankRuntime):
             self._note_event,
             progressed=self._show_progress,
             trace=self._reached,
+            queued=self._messages.inbox.queued,
         )
         self._serve(context, worker, exchange, self._timeline.span)
-        self.state = strategy.init(worker.initial.clone(), self._experiment.optimizer)
+        self.state = self._experiment.first_state(worker.first_params(), worker.layout)
         if saved is not None:
-            self.state, unread = restore(context, self.state, saved, worker.layout)
+            self.state, unread = restore(context, self.state, saved, worker.layout, worker.place)
             for message in unread:
                 self._messages.inbox.arrive(message)
 
@@ -158,9 +205,16 @@ class ProcessRuntime(RankRuntime):
             self._executors,
         )
         return {
+            **StageEffects(
+                self._context, self._worker, self._executors, self._timeline.span, self._fate
+            ).handlers,
             Gradient: self._gradient,
+            Curvature: self._curvature,
             MeanGradient: self._mean_gradient,
             Quiet: quiet.begin,
+            Attend: self._attend,
+            Resume: self._resume,
+            Regroup: self._regroup,
         }
 
     @property
@@ -173,6 +227,10 @@ class ProcessRuntime(RankRuntime):
         """Ask, from any thread, to stop at the next boundary."""
         self._context.agenda.stop_wanted = True
 
+    def meet(self) -> None:
+        """Ask, from any thread, that all meet: the group is to go on as another one."""
+        self._context.agenda.meet_wanted = True
+
     def describe(self) -> str:
         """Say what this learner is doing, for the others' error messages."""
         if self._returned:
@@ -181,7 +239,7 @@ class ProcessRuntime(RankRuntime):
 
     def run(self) -> None:
         """Run to the end; `state` then holds the final state."""
-        me = self._context.learner(self._worker.layout)
+        me = self._context.learner(self._worker.layout, self._worker.place)
         coroutine = self._experiment.strategy.run(me, self.state)
         self.main = self.spawn(self.rank, "main", coroutine, self._main_ended)
         try:
@@ -212,9 +270,26 @@ class ProcessRuntime(RankRuntime):
         self._fail(None, error)
         self._over = True
 
-    def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
+    def boundary(self, rank: int, effect: Boundary) -> Coroutine[Any, Any, Any]:
         """Return what happens at a boundary."""
-        return hold(self._context, state, self._meeting)
+        return at_boundary(self._context, effect.state, self._boundary_services, effect.kind)
+
+    def _attend(self, fiber: Fiber, effect: Attend, deliver: Deliver) -> None:
+        self._collectives.await_call(deliver)
+
+    def _resume(self, fiber: Fiber, effect: Resume, deliver: Deliver) -> None:
+        self._reached("resumed", "")
+        deliver(None, None)
+
+    def _regroup(self, fiber: Fiber, effect: Regroup, deliver: Deliver) -> None:
+        def ended(value: Any, error: BaseException | None) -> None:
+            self.regrouped = error is None
+            self._all_ended(value, error)
+
+        if self._exchange is None:
+            ended(None, None)
+        else:  # nobody closes its connections before all have what they need
+            self._collectives.communicate("the end of the group", self._exchange.wait, ended)
 
     # ------------------------------------------------------------------ gradients
 
@@ -223,10 +298,12 @@ class ProcessRuntime(RankRuntime):
         self._gradient(fiber, Gradient(effect.params), reduce)
 
     def _gradient(self, fiber: Fiber, effect: Gradient, deliver: Deliver) -> None:
-        ticket = effect.ticket or self._context.account.ledger.draw()
+        ticket = self._context.draw(effect)
         if ticket.dry:
             self._reached("dry", "")
-            deliver(self._worker.dry(ticket), None)
+            dry = self._worker.dry(ticket)
+            self._context.computed(effect, ticket, dry)
+            deliver(dry, None)
             return
         books = self._context.account.books
         if effect.ticket is None:
@@ -243,10 +320,23 @@ class ProcessRuntime(RankRuntime):
 
         def finish(grad: Grad) -> Grad:
             self._reached("took", f"{ticket.epoch}/{ticket.index}")
-            self._context.drew(grad)
+            self._context.computed(effect, ticket, grad)
             return grad
 
         self._executors.compute(compute, deliver, finish)
+
+    def _curvature(self, fiber: Fiber, effect: Curvature, deliver: Deliver) -> None:
+        books, state = self._context.account.books, self._context.worker_state
+
+        def compute() -> Product:
+            began = time.monotonic()
+            product = self._worker.curvature(effect.params, effect.direction, effect.tickets, state)
+            books.compute_s += time.monotonic() - began
+            books.product_frames += product.frames
+            self._timeline.span("curvature", began)
+            return product
+
+        self._executors.compute(compute, deliver)
 
     # ------------------------------------------------------------------ the record
 
@@ -263,31 +353,29 @@ class ProcessRuntime(RankRuntime):
 
     def _note_event(self, event: dict[str, Any]) -> None:
         now = self._timeline.now()
+        if self._names is not None and event.get("rank") is not None:
+            event = event | {"rank": self._names[event["rank"]]}
         self._report({"event": event["event"], "time_s": now, "clock": "wall"} | event)
 
     def _show_progress(self) -> None:
         now = time.monotonic()
         if self.rank == self._context.account.alive[0] and now - self._shown >= PROGRESS_EVERY_S:
             self._shown = now
-            self._note_event(self._context.reporter.training("progress"))
-
-    def _common_state(self) -> dict[str, Any]:
-        if self._experiment.strategy.synchronous:
-            return {}
-        return {"counters": save_counters(self._ledger_store)}
+            self._note_event(self._context.reporter.progress())
 
     def vitals(self) -> Vitals:
         """Return this learner's signs of life, from any thread."""
         account = self._context.account
         ledger = account.ledger
-        return Vitals(self._timeline.now(), ledger.committed_frames, ledger.epoch, account.books)
+        now, aside_s = self._timeline.now(), account.aside_s
+        return Vitals(now, ledger.committed_frames, ledger.epoch, account.books, aside_s)
 
     def summary(self) -> dict[str, Any]:
         """Return this learner's part of the run's summary."""
         account, ledger = self._context.account, self._context.account.ledger
         scores = account.scores
         return {
-            "rank": self.rank,
+            "rank": self.name,
             "time_s": self._timeline.now(),
             "aside_s": account.aside_s,
             "books": account.books,

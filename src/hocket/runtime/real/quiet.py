@@ -6,12 +6,12 @@ import time
 from typing import Any, Final
 
 from hocket.core.accounts import Note
-from hocket.core.effects import Deliver, Recv
+from hocket.core.effects import Deliver
 from hocket.errors import WaitTimeoutError
 from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.real.collective_effects import CollectiveEffects
 from hocket.runtime.real.executors import Executors
-from hocket.runtime.real.messages import Messages, quiet, unrest
+from hocket.runtime.real.messages import Messages, quiet, why_not_quiet
 from hocket.runtime.shared.boundary_effects import Quiet
 from hocket.runtime.shared.dispatch import Fiber
 
@@ -61,7 +61,7 @@ class QuietPoints:
             self._executors.post(lambda v, e: self._alone(deliver))
 
     def _idle(self) -> bool:
-        return all(s.awaiting is None or isinstance(s.awaiting, Recv) for s in self._services)
+        return all(service.is_idle for service in self._services)
 
     def _look(
         self,
@@ -75,7 +75,7 @@ class QuietPoints:
         if error is None and time.monotonic() > until:
             error = WaitTimeoutError(
                 f"rank {self._rank} waited {self._timeout_s:g} s for a quiet point and gave up: "
-                f"{unrest(before or [])}"
+                f"{why_not_quiet(before or [])}"
             )
         if error is not None:
             deliver(None, error)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hocket.core.effects import Deliver, Recv, Send
+from hocket.core.effects import Deliver, Recv, Send, Spend
 from hocket.errors import PeerLostError
 from hocket.experiment import Experiment
 from hocket.runtime.net.exchange import Exchange
@@ -23,6 +23,7 @@ from hocket.runtime.real.faults import Fate
 from hocket.runtime.real.messages import Messages
 from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.dispatch import Fiber, Handlers
+from hocket.runtime.shared.inbox import refuse_undeclared
 from hocket.runtime.shared.trampoline import Trampoline
 from hocket.runtime.shared.worker import Worker
 
@@ -40,7 +41,7 @@ class RankRuntime(Trampoline):
     ) -> None:
         super().__init__()
         self.rank = rank
-        self.size = experiment.options.learners
+        self.size = experiment.num_ranks
         self.main: Fiber | None = None
         self._experiment = experiment
         self._fate = fate or Fate((), rank)
@@ -68,6 +69,7 @@ class RankRuntime(Trampoline):
         self._handlers = {
             **self._collectives.handlers,
             Send: self._send,
+            Spend: self._spend,
             Recv: self._recv,
             **self._own_handlers(),
         }
@@ -94,8 +96,8 @@ class RankRuntime(Trampoline):
         """Remember a service, to know when it is idle and to end it."""
         self._services.append(service)
 
-    def service_ended(self, value: Any, error: BaseException | None) -> None:
-        """Remember a service's failure; the end of a peer is none."""
+    def service_ended(self, rank: int, value: Any, error: BaseException | None) -> None:
+        """Remember a service's failure; the loss of a peer is not a failure."""
         if not isinstance(error, PeerLostError):
             self._fail(value, error)
 
@@ -103,9 +105,15 @@ class RankRuntime(Trampoline):
         self._failure = self._failure or error
 
     def _send(self, fiber: Fiber, effect: Send, deliver: Deliver) -> None:
+        refuse_undeclared(self._experiment.strategy)
+        self._fate.mailing()
         self._context.account.books.bytes_sent += self._messages.send(effect, deliver)
 
+    def _spend(self, fiber: Fiber, effect: Spend, deliver: Deliver) -> None:
+        deliver(None, None)  # it has been done, and took its time
+
     def _recv(self, fiber: Fiber, effect: Recv, deliver: Deliver) -> None:
+        refuse_undeclared(self._experiment.strategy)
         self._messages.receive(effect, deliver, limited=not fiber.is_service)
 
     # ------------------------------------------------------------------ waiting and ending

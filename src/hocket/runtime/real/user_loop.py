@@ -17,11 +17,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hocket.core.accounts import Note, Outcome, Ticket
 from hocket.core.effects import (
     WHOLE,
     AllReduce,
-    Broadcast,
+    Boundary,
+    Curvature,
     Deliver,
     Effect,
     Evaluate,
@@ -31,27 +31,30 @@ from hocket.core.effects import (
     Verdict,
 )
 from hocket.core.flat import Flat, Layout
+from hocket.core.stage_effects import (
+    Backward,
+    Draw,
+    Forward,
+)
 from hocket.core.strategy import State
 from hocket.core.task import Item, Loss, Task
-from hocket.data.ledger import KnownByAll, refuse_partial_deal
 from hocket.data.pool import Pool
 from hocket.errors import ContractError, WaitTimeoutError
 from hocket.experiment import Experiment
+from hocket.runtime.net.addresses import own_address
 from hocket.runtime.net.exchange import Exchange
-from hocket.runtime.net.store import Store, own_address
+from hocket.runtime.net.store import Store
+from hocket.runtime.real.connect import carrier
 from hocket.runtime.real.faults import Fate
+from hocket.runtime.real.loop_account import NO_DATA, LoopAccount, LoopContext, LoopLedger
 from hocket.runtime.real.rank import RankRuntime
-from hocket.runtime.shared.account import Account
+from hocket.runtime.shared.boundary import assembled, first_ones
 from hocket.runtime.shared.boundary_effects import Gather
-from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.dispatch import Fiber, Handlers
-from hocket.runtime.shared.worker import Worker, WorkerState, mean_buffers
+from hocket.runtime.shared.worker import Worker, mean_buffers
 
 LOOK_S: Final = 1.0  # how often to look at the steps of learners that have not left
 IDLE_S: Final = 0.002  # the pause of a learner that has left, if its strategy does not wait
-
-
-NO_DATA: Final = "hocket.attach has no data of its own"
 
 
 class UserLoop(Task):
@@ -77,92 +80,6 @@ class UserLoop(Task):
         raise ContractError(NO_DATA)
 
 
-class LoopLedger(KnownByAll):
-    """The account of the steps that were handed in; nothing is drawn or returned."""
-
-    def __init__(self, rank: int) -> None:
-        self.committed_frames = self.discarded_frames = 0
-        self._rank = rank
-        self._pending: dict[int, int] = {}
-        self._handed_in = 0
-
-    @property
-    def epoch(self) -> int:
-        """Always 0: only the user's loop knows its epoch."""
-        return 0
-
-    @property
-    def pending_frames(self) -> int:
-        """Frames handed in and not settled."""
-        return sum(self._pending.values())
-
-    def hand_in(self, frames: int) -> Ticket:
-        """Give a step of the user's a number, as its ticket."""
-        self._handed_in += 1
-        self._pending[self._handed_in] = frames
-        return Ticket(0, self._handed_in, frames)
-
-    def draw(self) -> Ticket:
-        """Refuse: the data are the user's."""
-        raise ContractError(NO_DATA)
-
-    def settle(
-        self, outcome: Outcome, tickets: tuple[Ticket, ...] | None, alive: tuple[int, ...]
-    ) -> None:
-        """Settle steps of this learner; those of others are counted by the others."""
-        numbers = [t.index for t in tickets] if tickets is not None else list(self._pending)
-        frames = sum(self._pending.pop(n, 0) for n in numbers)
-        if outcome == "commit":
-            self.committed_frames += frames
-        else:
-            self.discarded_frames += frames
-
-    def deal_to(self, num_active: int, alive: tuple[int, ...]) -> None:
-        """Refuse to leave a learner out: its loop goes on by itself."""
-        refuse_partial_deal(self._rank, num_active, alive)
-
-    def dry(self) -> bool:
-        """Return False: only the user's loop knows when its data end."""
-        return False
-
-    exhausted = closed = dry
-
-    def state_dict(self) -> dict[str, Any]:
-        """Refuse: the user saves `dist.state_dict()`."""
-        raise ContractError(NO_DATA)
-
-    def load_state_dict(self, state: dict[str, Any], *, same_learners: bool) -> None:
-        """Refuse: the user loads `dist.load_state_dict()`."""
-        raise ContractError(NO_DATA)
-
-
-class LoopAccount(Account):
-    """An account without a pool or a schedule: the rate is the user's, with the compensation."""
-
-    def rate(self) -> float:
-        """Return the rate that the user's optimizer has now, times the compensation."""
-        return self.experiment.optimizer.rate() * self.compensation
-
-
-class LoopContext(RankContext):
-    """Knows who is alive and whether anybody is still at work; the user counts what is learnt."""
-
-    def __init__(self, account: Account, worker_state: WorkerState) -> None:
-        super().__init__(account, worker_state, lambda event: None)
-        self.agenda.stop_wanted = True  # piggybacked on collectives; here it means: still at work
-        self.anybody_at_work: bool | None = None  # not heard since the last boundary
-
-    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
-        """Record a settlement in the account alone: there is no tally to share."""
-        self.account.settle(outcome, tickets)
-
-    def took_part(self, note: Note) -> None:
-        """Record who took part, and whether any of them is still at work."""
-        self.account.survived_by(note.members)
-        if note.rode:
-            self.anybody_at_work = note.stop
-
-
 class LoopRuntime(RankRuntime):
     """Runs one rank, a step at a time."""
 
@@ -181,9 +98,9 @@ class LoopRuntime(RankRuntime):
         super().__init__(experiment, rank, on=on, fate=fate)
         self.steps_since_boundary = 0
         self._store = store
-        self._wanted: tuple[Effect[Any], Deliver] | None = None
+        self._wanted: Deliver | None = None  # where the next gradient goes
         self._ended: Any = None
-        exchange = None if store is None else self._join_others(store, own_address(host))
+        exchange = None if store is None else self._join_others(store, own_address(host), on)
         with torch.random.fork_rng(devices=[]):  # the user's random numbers are left alone
             worker = Worker(experiment.task, Pool(experiment.task, epochs=1, seed=0), 0, on=on)
         self._ledger = LoopLedger(rank)
@@ -191,17 +108,23 @@ class LoopRuntime(RankRuntime):
         context = LoopContext(account, worker.new_state())
         self._serve(context, worker, exchange, lambda kind, began: None)
         initial = worker.initial if exchange is None else exchange.first_model(worker.initial)
-        self.state = experiment.strategy.init(initial, experiment.optimizer)
+        self.state = experiment.first_state(initial, worker.layout)
 
-    def _join_others(self, store: Store, address: str) -> Exchange:
+    def _join_others(self, store: Store, address: str, on: torch.device) -> Exchange:
         mesh = self._connect(store, address)
-        return Exchange(mesh, self.size, timeout_s=self._experiment.options.timeout_s)
+        vectors = carrier(self._experiment, self.rank, store, address, on)
+        limit_s = self._experiment.options.timeout_s
+        return Exchange(mesh, self.size, timeout_s=limit_s, vectors=vectors)
 
     def _own_handlers(self) -> Handlers:
         return {
-            Gradient: self._want,
-            MeanGradient: self._want,
-            Evaluate: self._cannot_evaluate,
+            Gradient: self._want_gradient,
+            MeanGradient: self._want_mean,
+            Evaluate: self._has_no_data,
+            Curvature: self._has_no_data,
+            Draw: self._has_no_data,
+            Forward: self._has_no_data,
+            Backward: self._has_no_data,
         }
 
     # ------------------------------------------------------------------ what the user's loop calls
@@ -244,17 +167,15 @@ class LoopRuntime(RankRuntime):
                 f"strategy {self._experiment.strategy.name!r} has ended, but the loop goes on: it "
                 "must loop `while (await me.boundary(state)).go_on:`"
             )
-        effect, deliver = self._wanted
-        self._wanted = None
+        deliver, self._wanted = self._wanted, None
         self.steps_since_boundary += 1
-        grad.tickets = (self._ledger.hand_in(grad.frames),)
+        ticket = self._ledger.hand_in(grad.frames)
+        self._context.account.hand.compute(ticket, WHOLE)
+        grad.tickets = (ticket,)
         books = self._context.account.books
         books.draws += 1
         self._fate.drawn(books.draws)
-        if isinstance(effect, MeanGradient):
-            self._collectives.then_reduce(effect, deliver)(grad, None)
-        else:
-            deliver(grad, None)
+        deliver(grad, None)
 
     def leave(self) -> tuple[Flat, dict[str, torch.Tensor]]:
         """Answer the others until all have left; return the final model and its buffers."""
@@ -305,10 +226,12 @@ class LoopRuntime(RankRuntime):
     async def _final(self) -> tuple[Flat, dict[str, torch.Tensor]]:
         """Return the model the strategy declares, the same on every learner."""
         strategy, mine = self._experiment.strategy, self._experiment.strategy.model(self.state)
-        if strategy.evaluates == "average":
+        if strategy.evaluates == "parts":
+            mine = await assembled(self.rank, self._experiment, self.state, self.layout)
+        elif strategy.evaluates == "average":
             mine = (await AllReduce(mine, weight=1.0)).value
         elif strategy.evaluates == "root":
-            mine = await Broadcast(mine, root=self._context.account.alive[0])
+            mine = await first_ones(self._context.account, mine)
         own = {k: b.detach().clone() for k, b in self._worker.model.named_buffers()}
         buffers = mean_buffers(await Gather(own)) if own else {}
         await Gather(None)  # nobody closes its connections before all have the model
@@ -318,6 +241,8 @@ class LoopRuntime(RankRuntime):
         """End the fibers and close the connections to the others."""
         self._close_fibers()
         self._disconnect(everybody_left=True)
+        if self._store is not None:
+            self._store.close()
 
     # ------------------------------------------------------------------ pumping
 
@@ -344,9 +269,9 @@ class LoopRuntime(RankRuntime):
 
     # ------------------------------------------------------------------ the trampoline's questions
 
-    def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
+    def boundary(self, rank: int, effect: Boundary) -> Coroutine[Any, Any, Any]:
         """Return what happens at a boundary: stop once nobody is at work any more."""
-        self.state = state
+        self.state = effect.state
         return self._at_boundary()
 
     async def _at_boundary(self) -> Verdict:
@@ -365,21 +290,25 @@ class LoopRuntime(RankRuntime):
             go_on = any(not self._store.add(f"left/{rank}", 0) for rank in living)
         return context.account.verdict(go_on)
 
-    def _want(self, fiber: Fiber, effect: Gradient | MeanGradient, deliver: Deliver) -> None:
-        """Ask the user's loop for a gradient: it goes on until `step` hands the gradient in."""
-        if getattr(effect, "part", WHOLE) != WHOLE:
+    def _want_gradient(self, fiber: Fiber, effect: Gradient, deliver: Deliver) -> None:
+        if effect.part != WHOLE:
             raise ContractError(
                 f"strategy {self._experiment.strategy.name!r} divides minibatches, but "
                 "here they are the loop's own: switch it off (strategy kaldi: first_parts = 1)"
             )
-        self.bind(effect.params)
-        self._wanted = effect, deliver
+        self._want(effect.params, deliver)
 
-    def _cannot_evaluate(self, fiber: Fiber, effect: Evaluate, deliver: Deliver) -> None:
-        raise ContractError(
-            f"strategy {self._experiment.strategy.name!r} evaluates its model, but "
-            "hocket.attach has no held-out data: use hocket.train"
-        )
+    def _want_mean(self, fiber: Fiber, effect: MeanGradient, deliver: Deliver) -> None:
+        self._want(effect.params, self._collectives.then_reduce(effect, deliver))
+
+    def _want(self, params: Flat, deliver: Deliver) -> None:
+        """Ask the user's loop for a gradient: it goes on until `step` hands the gradient in."""
+        self.bind(params)
+        self._wanted = deliver
+
+    def _has_no_data(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
+        who = f"strategy {self._experiment.strategy.name!r}"
+        raise ContractError(f"{who} awaits {effect.describe()}, but {NO_DATA}: use hocket.train")
 
     def bind(self, params: Flat) -> None:
         """Make the user's parameters views of a vector."""

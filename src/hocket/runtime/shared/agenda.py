@@ -23,7 +23,7 @@ class Due:
     checkpoint: bool
     stop: bool
     finished: bool
-    wait: bool  # asynchronous: nothing left to draw, but others have not settled
+    wait: bool  # asynchronous: nothing left to draw; or somebody waits to be let in
 
     @property
     def quiet(self) -> bool:
@@ -59,11 +59,16 @@ class Agenda:
         self._account = account
         self._strategy = account.experiment.strategy
         self._meets = meets  # a replay knows when all met
-        self._evaluation = FrameInterval(options.evaluate_every, pool)
+        every = options.evaluate_every
+        self._evaluation = FrameInterval(
+            self._strategy.evaluate_every if every is None else every, pool
+        )
         self._checkpoint = FrameInterval(options.checkpoint_every, pool)
         self.group_wishes = False  # to meet all: piggybacked on the group's last collective
         self.stop_wanted = False  # by this learner's own signals
         self.stop_agreed = False  # by all
+        self.meet_wanted = False  # somebody waits to be let in, as far as this learner knows
+        self.meet_agreed = False  # all know it
 
     def due(self, *, agreed: bool = False) -> Due:
         """Return what this boundary has to do; once all have agreed, own wishes do not count."""
@@ -77,15 +82,16 @@ class Agenda:
         """Return what this learner, as far as it knows, would have to do at a boundary."""
         account, asynchronous = self._account, not self._strategy.synchronous
         finished = account.ledger.closed() or account.schedule_state.stop
-        stop = self.stop_agreed
+        stop, meet = self.stop_agreed, self.meet_agreed
         if not agreed and (len(account.alive) == 1 or asynchronous):
             stop = stop or self.stop_wanted
+            meet = meet or self.meet_wanted
         return Due(
             evaluate=self._evaluation.due(account.frames) or finished,
             checkpoint=self._checkpoint.due(account.frames) or stop or finished,
             stop=stop,
             finished=finished,
-            wait=asynchronous and account.ledger.exhausted(),
+            wait=meet or (asynchronous and account.ledger.exhausted()),
         )
 
     def evaluated(self, scores: Scores) -> None:

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hocket.core.accounts import Note, Outcome, Tally, Ticket
-from hocket.core.effects import Grad
+from hocket.core.accounts import NOTHING, Note, Piggyback, Tally, Ticket
+from hocket.core.effects import (
+    AllReduce,
+    CodedMean,
+    Grad,
+    Gradient,
+    Group,
+    Settle,
+)
 from hocket.core.flat import Layout
 from hocket.core.learner import Learner
 from hocket.core.numerics import stable_seed
+from hocket.core.stage_effects import (
+    Backward,
+)
 from hocket.errors import DivergedError
 from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.agenda import Agenda
@@ -41,6 +51,7 @@ class RankContext:
         progressed: Callable[[], None] = lambda: None,
         trace: Callable[[str, str], None] = _no_trace,
         meets: Callable[[], bool] | None = None,
+        queued: Callable[[str], int] = lambda tag: 0,
     ) -> None:
         options = account.experiment.options
         self.rank = account.rank
@@ -50,12 +61,13 @@ class RankContext:
         self.agenda = Agenda(account, meets)
         self.reporter = Reporter(account, report, progressed)
         self.trace = trace  # notes what reached this learner, for a replay
+        self._queued = queued  # messages with a tag that wait to be received
         self.worker_state = worker_state
         self.scoring_state: WorkerState | None = None  # of the evaluated model, if it has buffers
         self.rng = random.Random(stable_seed(options.seed, "learner", account.rank))
 
-    def learner(self, layout: Layout) -> Learner:
-        """Return what the strategy sees of this rank."""
+    def learner(self, layout: Layout, place: range | None = None) -> Learner:
+        """Return what the strategy sees of this rank; `place`: its part of the whole model."""
         experiment, account = self.experiment, self.account
         return Learner(
             self.rank,
@@ -65,9 +77,15 @@ class RankContext:
             rate=account.rate,
             rng=self.rng,
             codec=experiment.codec,
-            alive=lambda: account.alive,
+            alive=lambda: account.learners,
             measure=self.reporter.measure,
+            count=self.reporter.count,
+            queued=self._queued,
+            epoch_frames=account.pool.epoch_frames,
+            tell=self.reporter.tell,
+            speed=account.speed,
             skip=None if experiment.options.precision == "float32" else self._skipped,
+            place=place,
         )
 
     def _skipped(self) -> None:
@@ -75,24 +93,80 @@ class RankContext:
 
     # ------------------------------------------------------------------ what happens to it
 
-    def drew(self, grad: Grad) -> None:
+    def draw(self, effect: Gradient) -> Ticket:
+        """Draw an item, or return the one whose next part is to be computed."""
+        return self.draw_item() if effect.ticket is None else effect.ticket
+
+    def draw_item(self) -> Ticket:
+        """Draw an item."""
+        ticket = self.account.ledger.draw()
+        self.account.hand.draw(ticket)
+        return ticket
+
+    def came_back(self, effect: Backward, grad: Grad) -> None:
+        """Count the gradient of this rank's stage; the first stage counts the loss for all."""
+        if self.account.attends:
+            self.account.books.frames += grad.frames
+        else:
+            self.computed(effect, effect.ticket, grad)
+
+    def computed(self, effect: Gradient | Backward, ticket: Ticket, grad: Grad) -> None:
         """Count a gradient this learner has taken."""
         account = self.account
+        account.hand.compute(ticket, effect.part)
+        if ticket.dry:
+            return
         account.books.frames += grad.frames
         account.tally.add(grad.loss_sum, grad.frames, grad.correct)
         if not self.experiment.strategy.synchronous:
             self.learnt(account.tally.take())
 
-    def settle(self, outcome: Outcome, tickets: tuple[Ticket, ...] | None) -> None:
+    def settle(self, effect: Settle) -> None:
         """Record a settlement; a learner that is alone also records its tally here."""
-        self.account.settle(outcome, tickets)
+        self.account.settle(effect.outcome, effect.tickets, with_next=effect.with_next)
         if len(self.account.alive) == 1 and self.experiment.strategy.synchronous:
             self.learnt(self.account.tally.take())
 
+    # ------------------------------------------------------------------ what travels along
+
+    def weight_of(self, effect: AllReduce | CodedMean) -> float:
+        """Return this learner's weight in a mean: by default the frames it has not settled."""
+        pending = self.account.ledger.pending_frames
+        return float(pending if effect.weight is None else effect.weight)
+
+    def piggyback(self, group: Group | None) -> Piggyback:
+        """Return what this learner sends along with a mean.
+
+        With all learners: its tally, and its wish to stop. In a group: its wish to meet all, for
+        the members of a group must reach the same boundary.
+        """
+        strategy = self.experiment.strategy
+        if group is not None:
+            meet = strategy.moves_in_groups and self.agenda.wish().quiet
+            return Piggyback(Tally(), meet)
+        if not strategy.synchronous:
+            return NOTHING
+        wishes = self.agenda.stop_wanted, self.agenda.meet_wanted
+        return Piggyback(self.account.tally.take(), *wishes)
+
+    def record(self, note: Note, number: int | None) -> None:
+        """Record what the members of a collective sent along.
+
+        `number`: of a collective of all, as `hand.begin_collective` gave it; None: of a group.
+        """
+        if number is not None:
+            self.account.hand.complete_collective(number)
+            self.took_part(note)
+            return
+        self.trace("joined", "")
+        if note.piggybacked:
+            self.agenda.group_wishes = note.stop
+
     def took_part(self, note: Note) -> None:
-        """Record what was piggybacked on a collective; every member records the same."""
+        """Record what was piggybacked on a collective of all; every learner records the same."""
         self.account.survived_by(note.members)
         self.agenda.stop_agreed = self.agenda.stop_agreed or note.stop
+        self.agenda.meet_agreed = self.agenda.meet_agreed or note.meet
         if note.tally.frames:
             self.learnt(note.tally)
 
@@ -114,7 +188,7 @@ class RankContext:
             f"rank {self.rank}: the training loss is {loss:.4g} per frame after {account.frames} "
             f"committed frames{start}. The local rate is "
             f"{account.rate():.4g} (optimizer.lr = {self.experiment.optimizer.lr:g}, times the "
-            f"schedule, times a compensation of up to {full:g} for {len(account.alive)} "
+            f"schedule, times a compensation of up to {full:g} for {len(account.learners)} "
             f"learners). Lower optimizer.lr, {gentler}add optimizer.clip_norm, or look for bad "
             "values in the data; checkpoints written so far are kept."
         )
@@ -137,8 +211,12 @@ class RankContext:
         self.reporter.load_state_dict(state)
         self.agenda.resume()
 
-    def start_over(self, time_s: float) -> None:
-        """Drop what belonged to the learner whose part of a checkpoint was taken over."""
+    def start_over(self, time_s: float, counted: Sequence[dict[str, Any]]) -> None:
+        """Drop what belonged to the learner whose part of a checkpoint was taken over.
+
+        What the strategy `counted` on the old ranks is kept.
+        """
         self.account.start_over(time_s)
+        self.reporter.take_over(counted)
         seed = self.experiment.options.seed
         self.rng.seed(stable_seed(seed, "learner", self.rank, self.account.frames))

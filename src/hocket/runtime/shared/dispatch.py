@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
-from hocket.core.effects import Deliver, Effect
+from hocket.core.effects import Deliver, Effect, Recv
 from hocket.errors import ContractError
 
 
 class Fiber:
     """One coroutine of one rank: its strategy's main task, a service, or a boundary."""
 
-    __slots__ = ("awaiting", "coroutine", "name", "on_done", "rank")
+    __slots__ = ("awaiting", "coroutine", "name", "on_done", "rank", "ready")
 
     def __init__(
         self, rank: int, name: str, coroutine: Coroutine[Any, Any, Any], on_done: Deliver
@@ -27,6 +27,7 @@ class Fiber:
         self.coroutine = coroutine
         self.on_done = on_done
         self.awaiting: Effect[Any] | None = None
+        self.ready = False  # its answer is there; it has not gone on yet
 
     @property
     def is_main(self) -> bool:
@@ -37,6 +38,11 @@ class Fiber:
     def is_service(self) -> bool:
         """True for a second coroutine, which lives as long as the run."""
         return self.name == "service"
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has ended or waits for a message: by itself it does nothing more."""
+        return not self.ready and (self.awaiting is None or isinstance(self.awaiting, Recv))
 
     def describe(self) -> str:
         """Say what it awaits, for error messages."""

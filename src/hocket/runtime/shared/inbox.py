@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.core.effects import ANYONE, Deliver, Message, Recv
-from hocket.errors import PeerLostError
+from hocket.core.strategy import Strategy
+from hocket.errors import ContractError, PeerLostError
 
 
 @dataclass(eq=False)
@@ -65,17 +66,25 @@ class Inbox:
             f"rank {self._rank} awaits {recv.describe()}, but rank {recv.source} is lost"
         )
 
+    def queued(self, tag: str) -> int:
+        """Return how many messages with a tag wait to be received."""
+        return sum(message.tag == tag for message in self._unread)
+
     def unread(self) -> list[tuple[int, str, Any]]:
         """Return what waits to be received, for a checkpoint."""
         return [(m.source, m.tag, m.payload) for m in self._unread]
 
 
-def undeclared_messages(strategy: str) -> str:
-    """Return the error for a synchronous strategy that uses messages without declaring it."""
-    return (
-        f"strategy {strategy!r} is synchronous and uses messages: declare `uses_messages = True` "
-        "on it"
-    )
+def refuse_undeclared(strategy: Strategy[Any]) -> None:
+    """Refuse messages of a synchronous strategy that does not declare them: no mailbox is open.
+
+    A receive would wait for its time limit, and the error would blame another learner.
+    """
+    if strategy.synchronous and not strategy.uses_messages:
+        raise ContractError(
+            f"strategy {strategy.name!r} is synchronous and uses messages: declare "
+            "`uses_messages = True` on it"
+        )
 
 
 def _matches(recv: Recv, message: Message) -> bool:

@@ -7,18 +7,22 @@ The same function in the same order gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from hocket.core.accounts import Tally
+from hocket.codecs import coded
+from hocket.codecs.coded import Contribution
+from hocket.core.accounts import Piggyback, Tally
 from hocket.core.effects import (
     AllReduce,
     AllToAll,
     Broadcast,
+    CodedMean,
     Deliver,
     Effect,
     Evaluate,
     Grad,
+    Group,
     Mean,
     MeanGradient,
     Scores,
@@ -40,8 +44,12 @@ class Post:
     deliver: Deliver
     value: Any = None  # the gradient of MeanGradient, the tally of Evaluate
     weight: float = 0.0
-    tally: Tally = field(default_factory=Tally)  # what is piggybacked
-    stop: bool = False
+    group: Group | None = None  # None: all learners
+    piggyback: Piggyback | None = None  # None: nothing travels with this kind of collective
+    root: int | None = None  # who must be alive, or there is no answer
+    lends: bool = False  # the answer is lent until the next collective
+    waits_for_quiet: bool = False  # until no message is in flight and services are idle
+    number: int | None = None  # of a collective of all, among those that the learner has begun
 
 
 def total(tallies: Sequence[Tally]) -> Tally:
@@ -55,7 +63,8 @@ def total(tallies: Sequence[Tally]) -> Tally:
 def scores(tallies: Sequence[Tally]) -> Scores:
     """Turn the learners' slices into mean loss and accuracy."""
     t = total(tallies)
-    return Scores(t.loss_sum / t.frames, t.correct / t.frames, t.frames)
+    frames = max(t.frames, 1)  # 0: whoever had the items was lost; the caller asks again
+    return Scores(t.loss_sum / frames, t.correct / frames, t.frames)
 
 
 def num_scored(effect: Evaluate, pool: Pool) -> int:
@@ -69,6 +78,13 @@ def slice_of(num_items: int, member: int, members: int) -> range:
     return range(member, num_items, members)
 
 
+def slice_for(rank: int, learners: tuple[int, ...], effect: Evaluate, pool: Pool) -> range:
+    """Return the items that a rank evaluates: a share of a learner, nothing of an attendant."""
+    if rank not in learners:
+        return range(0)
+    return slice_of(num_scored(effect, pool), learners.index(rank), len(learners))
+
+
 # Every member's answer, the bytes of one contribution, and the trips around a ring.
 Answers: TypeAlias = tuple[list[Any], int, float]
 
@@ -80,6 +96,8 @@ def answer(members: tuple[int, ...], posts: list[Post]) -> Answers:
 
 def answer_alone(rank: int, effect: Effect[Any], weight: float = 0.0) -> Any:
     """Return the result of a collective with one member."""
+    if isinstance(effect, CodedMean):  # nothing travels, so nothing is coded
+        return coded.alone_(effect, weight)
     (only,), _, _ = answer((rank,), [Post(effect, 0.0, _nowhere, weight=weight)])
     return only
 
@@ -106,7 +124,13 @@ def _mean_gradient(members: tuple[int, ...], posts: list[Post]) -> Answers:
     vector = weighted_sum([g.vector for g in grads], shares([g.frames for g in grads]))
     t = total([Tally(g.loss_sum, g.frames, g.correct) for g in grads])
     answers = [Grad(vector, t.frames, t.loss_sum, t.correct, g.tickets) for g in grads]
-    return answers, posts[0].effect.codec.coded_bytes(vector.numel()), 2.0
+    return answers, vector.numel() * 4, 2.0
+
+
+def _coded_mean(members: tuple[int, ...], posts: list[Post]) -> Answers:
+    parts = [Contribution(r, p.effect, p.weight) for r, p in zip(members, posts, strict=True)]
+    means = coded.mean_(parts)
+    return means, parts[0].effect.coder.size.total if len(parts) > 1 else 0, 2.0
 
 
 def _broadcast(members: tuple[int, ...], posts: list[Post]) -> Answers:
@@ -139,6 +163,7 @@ def _quiet(members: tuple[int, ...], posts: list[Post]) -> Answers:
 _ANSWERS: Final[dict[type[Effect[Any]], Callable[[tuple[int, ...], list[Post]], Answers]]] = {
     AllReduce: _all_reduce,
     MeanGradient: _mean_gradient,
+    CodedMean: _coded_mean,
     Broadcast: _broadcast,
     AllToAll: _all_to_all,
     Evaluate: _evaluate,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -28,6 +29,12 @@ class Measure:
         self.total += value
         self.largest = max(self.largest, value)
 
+    def join(self, other: Measure) -> None:
+        """Count the values of another one, too."""
+        self.count += other.count
+        self.total += other.total
+        self.largest = max(self.largest, other.largest)
+
 
 class Reporter:
     """Sends one learner's events to the run's record."""
@@ -40,7 +47,10 @@ class Reporter:
         self._progressed = progressed  # called often; the runtime may show a bar
         self._every = FrameInterval(account.experiment.options.log_every, account.pool)
         self._since = Tally()  # the last train event
+        self._latest = 0.0, 0.0  # loss and accuracy, shown while nothing new is learnt
         self._measures: dict[str, Measure] = {}
+        self._counts: dict[str, Counter[int]] = {}
+        self.doing = ""  # what the strategy tells of itself
 
     def event(self, kind: str, rank: int | None, **figures: Any) -> None:
         """Report something that happened now."""
@@ -67,30 +77,68 @@ class Reporter:
     def training(self, event: str) -> dict[str, Any]:
         """Return the training figures since the last train event."""
         account, since = self._account, self._since
+        if since.frames:
+            self._latest = since.loss_sum / since.frames, since.correct / since.frames
+        loss, accuracy = self._latest
         return {
             "event": event,
             "frames": account.ledger.committed_frames,
             "epoch": min(account.ledger.epoch, account.pool.epochs - 1),
             "rank": None if account.experiment.strategy.synchronous else account.rank,
-            "loss": since.loss_sum / max(since.frames, 1),
-            "accuracy": since.correct / max(since.frames, 1),
+            "loss": loss,
+            "accuracy": accuracy,
             "lr": account.rate(),
         }
+
+    def tell(self, text: str) -> None:
+        """Show what the strategy is doing, until it does something else; it is not recorded."""
+        self.doing = text
+        self._progressed()
+
+    def progress(self) -> dict[str, Any]:
+        """Return an event for the display only: the training figures, and what is being done."""
+        return self.training("progress") | ({"doing": self.doing} if self.doing else {})
 
     def measure(self, name: str, value: float) -> None:
         """Count a figure that the strategy measures; its mean and maximum are logged."""
         self._measures.setdefault(name, Measure()).add(value)
+
+    def count(self, name: str, value: int) -> None:
+        """Count how often a whole number was seen; its histogram is logged."""
+        self._counts.setdefault(name, Counter())[value] += 1
+
+    def take_counts(self) -> dict[str, dict[str, int]]:
+        """Return the histograms since the last evaluation; values are keys, as JSON wants them."""
+        taken, self._counts = self._counts, {}
+        return {name: {str(v): n for v, n in seen.items()} for name, seen in taken.items()}
 
     def take_measures(self) -> dict[str, list[float]]:
         """Return what the strategy has measured since the last evaluation, as plain numbers."""
         taken, self._measures = self._measures, {}
         return {name: [m.count, m.total, m.largest] for name, m in sorted(taken.items())}
 
+    def take_over(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on with what these ranks had measured and counted: no event has told it yet."""
+        self._measures, self._counts = {}, {}
+        for state in states:
+            for name, one in state.get("measures", {}).items():  # older checkpoints have none
+                self._measures.setdefault(name, Measure()).join(Measure(**one))
+            for name, seen in state.get("counts", {}).items():
+                counted = self._counts.setdefault(name, Counter())
+                counted.update({int(v): n for v, n in seen.items()})
+
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
-        return {"log": asdict(self._since)}
+        """Return what a resumed run needs: what no event has told yet."""
+        return {
+            "log": asdict(self._since),
+            "measures": {name: asdict(one) for name, one in self._measures.items()},
+            "counts": {
+                name: {str(v): n for v, n in seen.items()} for name, seen in self._counts.items()
+            },
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._since = Tally(**state["log"])
+        self.take_over([state])
         self._every.done(self._account.frames)

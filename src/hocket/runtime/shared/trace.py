@@ -12,16 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One stretch of a learner's time, or an instant if it ends where it starts."""
-
-    rank: int
-    kind: str  # compute, allreduce, evaluate, draw, send, lost, ...
-    start_s: float
-    end_s: float
-    detail: str = ""
+from hocket.record.rundir import Span
+from hocket.support.files import write_atomically
 
 
 @dataclass
@@ -30,10 +22,12 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list)
     keep: bool = True
+    names: tuple[int, ...] | None = None  # the number of each rank in the record, if another
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
     def note(self, rank: int, kind: str, start_s: float, end_s: float, detail: str = "") -> None:
         """Add a span, if a trace is kept at all."""
+        rank = rank if self.names is None else self.names[rank]
         self._hash.update(f"{rank}|{kind}|{start_s!r}|{end_s!r}|{detail}\n".encode())
         if self.keep:
             self.spans.append(Span(rank, kind, start_s, end_s, detail))
@@ -50,5 +44,5 @@ class Trace:
             yield json.dumps(row | ({"detail": s.detail} if s.detail else {}))
 
     def write(self, path: Path) -> None:
-        """Write the spans."""
-        path.write_text("".join(line + "\n" for line in self.lines()))
+        """Write one span a line, as `RunDirectory.spans` reads them."""
+        write_atomically(path, "".join(line + "\n" for line in self.lines()))

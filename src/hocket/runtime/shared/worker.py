@@ -12,22 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from hocket.core import device
 from hocket.core.accounts import Tally, Ticket
 from hocket.core.device import Precision
-from hocket.core.effects import WHOLE, Grad, Part
+from hocket.core.effects import WHOLE, Grad, Part, Product
 from hocket.core.flat import Flat, Layout
+from hocket.core.gauss_newton import GaussNewton
 from hocket.core.numerics import stable_seed, weighted_sum
 from hocket.core.optimizer import Preconditioning
-from hocket.core.task import Item, Loss, Task
+from hocket.core.task import Divisible, Item, Loss, Task
 from hocket.data.pool import Pool
-from hocket.errors import TaskError
+from hocket.errors import ConfigError, TaskError, UnreadableError, require
+from hocket.record.rundir import RunDirectory
+from hocket.support.arrays import read_tensors
 
 CPU = torch.device("cpu")
+NO_LOSS = Loss(torch.zeros(()), 0)  # of a part without frames
 
 
 @dataclass
@@ -50,14 +57,15 @@ class Worker:
         on: torch.device = CPU,
         precision: Precision = "float32",
         natural_gradient: Preconditioning | None = None,
+        init: str | None = None,
     ) -> None:
         self.device = on
         self.task = task
         self.pool = pool
         self.seed = seed
         task.prepare()
-        torch.manual_seed(stable_seed(seed, "model"))
-        self.model = task.build_model().to(on)
+        self.model = self._new_model(init)
+        self.model.to(on)
         self._precision: Precision = precision
         self.layout = Layout.of(self.model)
         if not self.layout.entries:
@@ -73,10 +81,27 @@ class Worker:
             None if natural_gradient is None else natural_gradient.tap(self.model)
         )
         self.notes = [self._preconditioner.note()] if self._preconditioner else []
+        self._curves = GaussNewton(self.model)
         self._has_buffers = any(True for _ in self.model.buffers())
         self._lane = device.Lane(on)  # gradients run beside communication
         self._bound = 0
         self._state: WorkerState | None = None
+
+    def _new_model(self, init: str | None) -> nn.Module:
+        """Build the model that this worker computes with."""
+        model = new_model(self.task, self.seed)
+        if init is not None:
+            model.load_state_dict(trained_values(model, Path(init)))
+        return model
+
+    @property
+    def place(self) -> range:
+        """Where its parameters lie in the whole model."""
+        return range(self.layout.size)
+
+    def first_params(self) -> Flat:
+        """Return the parameters that a learner begins with; they are its own."""
+        return self.initial.clone()
 
     def new_state(self) -> WorkerState:
         """Return the state of a learner that has not begun."""
@@ -100,17 +125,20 @@ class Worker:
         self, params: Flat, ticket: Ticket, state: WorkerState, part: Part = WHOLE
     ) -> Grad:
         """Mean gradient over the frames of one drawn item, or of a part of it."""
-        if ticket.dry or not len(_rows_of(part, ticket.frames)):
+        if ticket.dry:
             return self.dry(ticket)
         with self._lane.work():
             return self._gradient(params, ticket, state, part)
 
     def _gradient(self, params: Flat, ticket: Ticket, state: WorkerState, part: Part) -> Grad:
         self.bind(params, state)
-        self.model.train()
+        if not self.model.training:  # it walks over all modules: 5 % of a small minibatch
+            self.model.train()
         key = (ticket.epoch, ticket.index, *(part if part != WHOLE else ()))
         device.seed(self.device, stable_seed(self.seed, *key))
         loss = self._loss("train", ticket.index, ticket.epoch, part)
+        if loss.frames == 0:  # more parts than frames, or than chunks
+            return self.dry(ticket)
         grads = torch.autograd.grad(
             loss.total / loss.frames, self._parameters, allow_unused=True, materialize_grads=False
         )
@@ -129,6 +157,30 @@ class Worker:
         tickets = () if ticket is None else (ticket,)
         return Grad(self.layout.zeros(self.device), 0, 0.0, 0.0, tickets)
 
+    def curvature(
+        self, params: Flat, direction: Flat, tickets: Sequence[Ticket], state: WorkerState
+    ) -> Product:
+        """Mean Gauss-Newton product over the frames of items drawn before; nothing is dropped."""
+        drawn = [ticket for ticket in tickets if not ticket.dry]
+        frames = sum(ticket.frames for ticket in drawn)
+        mean = self.layout.zeros(self.device)
+        with self._lane.work():
+            self.bind(params, state)
+            self.model.eval()
+            along, sums = self.layout.views(direction), self.layout.views(mean)
+            for ticket in drawn:
+                device.seed(self.device, stable_seed(self.seed, ticket.epoch, ticket.index))
+                loss = partial(self._exact_loss, ticket)
+                products, _ = self._curves.product(loss, along, 1.0 / frames)
+                for view, product in zip(sums, products, strict=True):
+                    if product is not None:
+                        view.add_(product)
+        return Product(mean, frames, self._curves.cost)
+
+    def _exact_loss(self, ticket: Ticket) -> Loss:
+        """The loss of a drawn item in full precision: rounding would ruin conjugate directions."""
+        return self._loss("train", ticket.index, ticket.epoch, precision="float32")
+
     @torch.no_grad()
     def score(self, params: Flat, state: WorkerState, split: str, items: Sequence[int]) -> Tally:
         """Loss and correct frames of some items of a held-out split."""
@@ -140,14 +192,30 @@ class Worker:
             tally.add(float(loss.total), loss.frames, float(loss.correct))
         return tally
 
-    def _loss(self, split: str, index: int, epoch: int, part: Part = WHOLE) -> Loss:
+    def _loss(
+        self,
+        split: str,
+        index: int,
+        epoch: int,
+        part: Part = WHOLE,
+        precision: Precision | None = None,
+    ) -> Loss:
+        item, batch = self._batch(split, index, epoch, part)
+        if item.frames == 0:
+            return NO_LOSS
+        return self._loss_of(split, item, batch, precision)
+
+    def _batch(self, split: str, index: int, epoch: int, part: Part) -> tuple[Item, Any]:
+        """Load an item, or a part of it."""
         item = self.pool.items(split)[index]
         batch = self.task.load(split, item, epoch)
         if part != WHOLE:
-            rows = _rows_of(part, item.frames)
-            batch, item = _cut(batch, rows, item), replace(item, frames=len(rows))
-        batch = device.move(batch, self.device)
-        with device.computing(self.device, self._precision):
+            batch, frames = _part_of(batch, part, item)
+            item = replace(item, frames=frames)
+        return item, device.move(batch, self.device)
+
+    def _loss_of(self, split: str, item: Item, batch: Any, precision: Precision | None) -> Loss:
+        with device.computing(self.device, precision or self._precision):
             loss = self.task.loss(self.model, batch)
         if not isinstance(loss, Loss):
             raise TaskError(
@@ -162,9 +230,48 @@ class Worker:
         return loss
 
 
+def new_model(task: Task, seed: int) -> nn.Module:
+    """Build a task's model as a run with this seed begins with it."""
+    torch.manual_seed(stable_seed(seed, "model"))
+    return task.build_model()
+
+
+def trained_values(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """Read the values of a trained model of the same shape: a run's, or a file's."""
+    file = RunDirectory(path).model_path if path.is_dir() else path
+    try:
+        trained = read_tensors(file)
+    except UnreadableError as error:
+        raise ConfigError(
+            f"--init {path}: no trained model can be read ({error}): give the folder of a "
+            "finished run, or a .safetensors file"
+        ) from error
+    own = model.state_dict()
+    for name in sorted(own.keys() | trained.keys()):
+        shapes = [tuple(m[name].shape) if name in m else None for m in (trained, own)]
+        require(
+            shapes[0] == shapes[1],
+            f"--init {path}: {name!r} is {_shape(shapes[0])} there and {_shape(shapes[1])} here: "
+            "that is another model; [model] and the task must be those it was trained with",
+        )
+    return trained
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else f"of shape {list(shape)}"
+
+
 def _rows_of(part: Part, frames: int) -> range:
     which, of = part
     return range(which * frames // of, (which + 1) * frames // of)
+
+
+def _part_of(batch: Any, part: Part, item: Item) -> tuple[Any, int]:
+    """Return a part of a batch, and its frames."""
+    if isinstance(batch, Divisible):
+        return batch.cut(*part)
+    rows = _rows_of(part, item.frames)
+    return _cut(batch, rows, item), len(rows)
 
 
 def _cut(batch: Any, rows: range, item: Item) -> Any:
@@ -175,8 +282,8 @@ def _cut(batch: Any, rows: range, item: Item) -> Any:
         return type(batch)(_cut(child, rows, item) for child in batch)
     raise TaskError(
         f"item {item.id!r} cannot be divided into smaller minibatches: its batch holds "
-        f"{type(batch).__name__} without one row for each of its {item.frames} frames. Switch "
-        "smaller minibatches off (strategy kaldi: first_parts = 1)"
+        f"{type(batch).__name__} without one row for each of its {item.frames} frames, and no "
+        "method `cut(which, of)`. Switch smaller minibatches off (strategy kaldi: first_parts = 1)"
     )
 
 

@@ -1,7 +1,8 @@
 """How simulated learners exchange: collectives and messages on the virtual clock.
 
 The arithmetic is in `hocket.runtime.shared.reductions`, the time in the cost model. Who waits for
-whom, what is piggybacked, and the checks of the contract are here. `Simulator` builds on it.
+whom (and what a deadlock says of it), what is piggybacked, and the checks of the contract are here.
+`Simulator` builds on it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any
 
 import torch
 
-from hocket.core.accounts import Note
+from hocket.codecs import coded
+from hocket.core.accounts import NOTHING, Note
 from hocket.core.effects import (
     AllReduce,
+    AllToAll,
     Broadcast,
+    CodedMean,
     Deliver,
     Grad,
-    MeanGradient,
     Message,
     Recv,
     Send,
@@ -31,13 +34,13 @@ from hocket.core.strategy import State
 from hocket.errors import ContractError, DivergedError, PeerLostError, WaitTimeoutError, require
 from hocket.experiment import Experiment
 from hocket.runtime.shared import reductions
-from hocket.runtime.shared.boundary_effects import Quiet
+from hocket.runtime.shared.boundary_effects import Attend, Gather, Quiet
 from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.dispatch import Fiber
-from hocket.runtime.shared.inbox import Inbox, Waiting, undeclared_messages
+from hocket.runtime.shared.inbox import Inbox, Waiting, refuse_undeclared
 from hocket.runtime.shared.reductions import Post
 from hocket.runtime.shared.trace import Trace
-from hocket.runtime.shared.trampoline import Trampoline
+from hocket.runtime.shared.trampoline import Ready, Trampoline
 from hocket.runtime.sim.cost import CostModel
 
 
@@ -67,19 +70,23 @@ class SimLearner:
 class SimulatedExchange(Trampoline):
     """The exchange between simulated learners; the clock is in `Simulator`."""
 
+    trace: Trace
+
     def __init__(self, experiment: Experiment, cost: CostModel) -> None:
         super().__init__()
         self.now = 0.0
-        self.trace = Trace(keep=experiment.options.trace)
-        self.alive = tuple(range(experiment.options.learners))
+        self.alive = tuple(range(experiment.num_ranks))
         self.learners: list[SimLearner] = []
         self.messages_in_flight = 0
+        self._last_arrival: dict[tuple[int, int, str], float] = {}
         self._experiment = experiment
         self._cost = cost
         self._everyone = self.alive
         self._living = set(self.alive)
         self._gatherings: dict[tuple[tuple[int, ...] | None, int], Gathering] = {}
         self._unquiet: list[tuple[tuple[int, ...] | None, int]] = []
+        self._attending: dict[int, Deliver] = {}  # ranks that wait for a meeting to be called
+        self._asleep: dict[int, list[Ready]] = {}  # ranks that stand still, and what has come since
         self._lent: list[tuple[torch.Tensor, int, str]] = []
         self._failure: BaseException | None = None
 
@@ -91,7 +98,49 @@ class SimulatedExchange(Trampoline):
     def _deliver_at(self, when: float, rank: int, deliver: Deliver, value: Any) -> None:
         """Hand an answer to a rank at a time, if it is still alive then."""
 
-    # ------------------------------------------------------------------ collectives
+    # ------------------------------------------------------------------ collectives: handlers
+
+    def _all_reduce(self, fiber: Fiber, effect: AllReduce, deliver: Deliver) -> None:
+        context, group = self.context(fiber.rank), effect.group
+        weight, along = context.weight_of(effect), context.piggyback(group)
+        post = Post(effect, self.now, deliver, weight=weight, group=group, piggyback=along)
+        self._post(fiber.rank, post)
+
+    def _coded_mean(self, fiber: Fiber, effect: CodedMean, deliver: Deliver) -> None:
+        rank, context = fiber.rank, self.context(fiber.rank)
+        weight, along = context.weight_of(effect), context.piggyback(None)
+        if len(self._everyone) == 1:
+            deliver(reductions.answer_alone(rank, effect, weight), None)
+            return
+        work = coded.work(effect.coder, len(self.alive))
+        start, end = self._cost.arithmetic(rank, self.now, work)
+        self.trace.note(rank, "arithmetic", start, end)
+        post = Post(effect, end, deliver, weight=weight, piggyback=along)
+        self._at(end, lambda: self._post(rank, post))
+
+    def _broadcast(self, fiber: Fiber, effect: Broadcast, deliver: Deliver) -> None:
+        post = Post(effect, self.now, deliver, group=effect.group, root=effect.root)
+        self._post(fiber.rank, post)
+
+    def _all_to_all(self, fiber: Fiber, effect: AllToAll, deliver: Deliver) -> None:
+        self._post(fiber.rank, Post(effect, self.now, deliver, group=effect.group))
+
+    def _gather(self, fiber: Fiber, effect: Gather, deliver: Deliver) -> None:
+        self._post(fiber.rank, Post(effect, self.now, deliver))
+
+    def _quiet(self, fiber: Fiber, effect: Quiet, deliver: Deliver) -> None:
+        self._wake_attending()
+        self._post(fiber.rank, Post(effect, self.now, deliver, waits_for_quiet=True))
+
+    def _attend(self, fiber: Fiber, effect: Attend, deliver: Deliver) -> None:
+        posts = [p for g in self._gatherings.values() for p in g.posts.values()]
+        called = any(p.waits_for_quiet for p in posts)
+        if called or self.context(fiber.rank).account.alive != self.alive:
+            deliver(None, None)
+        else:
+            self._attending[fiber.rank] = deliver
+
+    # ------------------------------------------------------------------ collectives: who is here
 
     def _post(self, rank: int, post: Post) -> None:
         if rank not in self._living:
@@ -100,15 +149,9 @@ class SimulatedExchange(Trampoline):
         if learner.lent is not None:
             learner.lent.give_back()
             learner.lent = None
-        group = getattr(post.effect, "group", None)
-        if isinstance(post.effect, AllReduce):
-            given = post.effect.weight
-            post.weight = learner.context.account.ledger.pending_frames if given is None else given
-        if isinstance(post.effect, AllReduce | MeanGradient) and group is None:
-            self._board(learner.context, post)
-        if isinstance(post.effect, AllReduce) and group is not None:
-            moves = self._experiment.strategy.moves_in_groups
-            post.stop = moves and learner.context.agenda.wish().quiet
+        group = post.group
+        if group is None:
+            post.number = learner.context.account.hand.begin_collective()
         number = learner.collectives[group]
         learner.collectives[group] += 1
         gathering = self._gatherings.setdefault((group, number), Gathering(group))
@@ -135,8 +178,11 @@ class SimulatedExchange(Trampoline):
         if len(gathering.posts) < wanted - self._num_dead(group):
             return
         members = self._members(gathering)
+        if not members:  # the whole group is lost, and with it what it gathered for
+            del self._gatherings[group, number]
+            return
         posts = [gathering.posts[r] for r in members]
-        if isinstance(posts[0].effect, Quiet) and not self._all_quiet():
+        if posts[0].waits_for_quiet and not self._all_quiet():
             self._unquiet.append((group, number))  # looked at again after every event
             return
         del self._gatherings[group, number]
@@ -150,66 +196,51 @@ class SimulatedExchange(Trampoline):
         """True if no message is in flight and every service waits for one."""
         if self.messages_in_flight:
             return False
-        for rank in self.alive:
-            for service in self.learners[rank].services:
-                if service.awaiting is not None and not isinstance(service.awaiting, Recv):
-                    return False
-        return True
+        services = (s for rank in self.alive for s in self.learners[rank].services)
+        return all(service.is_idle for service in services)
+
+    def _wake_attending(self) -> None:
+        """A meeting was called, or somebody was lost: those who attend come."""
+        waiting, self._attending = self._attending, {}
+        for rank, deliver in waiting.items():
+            if rank in self._living:
+                deliver(None, None)
 
     def _complete(self, members: tuple[int, ...], posts: list[Post]) -> None:
-        effect = posts[0].effect
-        if isinstance(effect, Broadcast) and effect.root in set(self._everyone) - self._living:
+        first = posts[0]
+        if first.root in set(self._everyone) - self._living:
             self._no_root(members, posts)
             return
         answers, size_bytes, trips = reductions.answer(members, posts)
-        if isinstance(effect, MeanGradient):
+        if first.lends:
             self._lend(answers[0].vector, "the vector of a mean gradient")
         end = (
             self._cost.collective(members, self.now, size_bytes, trips) if size_bytes else self.now
         )
         sent = int(trips * size_bytes * (len(members) - 1) / len(members))
-        tally = reductions.total([p.tally for p in posts])
-        note = Note(members, tally, any(p.stop for p in posts))
-        everyone = getattr(effect, "group", None) is None
+        note = _note(members, posts)
         for rank, post, answer in zip(members, posts, answers, strict=True):
-            if isinstance(answer, Grad):
+            if post.lends:
                 self.learners[rank].lent = answer
             self.context(rank).account.books.bytes_sent += sent
             if size_bytes:
-                self.trace.note(rank, type(effect).__name__.lower(), post.arrived_s, end)
-            deliver = post.deliver
-            if everyone:
-                deliver = self._with_note(rank, note, deliver)
-            else:
-                wished = isinstance(effect, AllReduce)
-                deliver = self._in_group(rank, note if wished else None, deliver)
-            self._deliver_at(end, rank, deliver, answer)
+                self.trace.note(rank, type(post.effect).__name__.lower(), post.arrived_s, end)
+            self._deliver_at(end, rank, self._recording(rank, note, post), answer)
 
     def _no_root(self, members: tuple[int, ...], posts: list[Post]) -> None:
         for rank, post in zip(members, posts, strict=True):
-            what = f"rank {rank} awaits a broadcast from rank {post.effect.root}, which is lost"
+            what = f"rank {rank} awaits a broadcast from rank {post.root}, which is lost"
             post.deliver(None, PeerLostError(what))
 
-    def _board(self, context: RankContext, post: Post) -> None:
-        """Return what a learner piggybacks on a collective: its tally, and a wish to stop."""
-        if self._experiment.strategy.synchronous:
-            post.tally, post.stop = context.account.tally.take(), context.agenda.stop_wanted
+    def _recording(self, rank: int, note: Note, post: Post) -> Deliver:
+        """Return how an answer is handed over: what was piggybacked is recorded first."""
 
-    def _with_note(self, rank: int, note: Note, deliver: Deliver) -> Deliver:
         def arrive(answer: Any, error: BaseException | None) -> None:
             try:
-                self.context(rank).took_part(note)
+                self.context(rank).record(note, post.number)
             except DivergedError as failure:
                 answer, error = None, failure
-            deliver(answer, error)
-
-        return arrive
-
-    def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
-        def arrive(answer: Any, error: BaseException | None) -> None:
-            if note is not None:
-                self.context(rank).agenda.group_wishes = note.stop
-            deliver(answer, error)
+            post.deliver(answer, error)
 
         return arrive
 
@@ -228,14 +259,17 @@ class SimulatedExchange(Trampoline):
 
     def _send(self, fiber: Fiber, effect: Send, deliver: Deliver) -> None:
         rank = fiber.rank
-        self._check_messages()
+        refuse_undeclared(self._experiment.strategy)
         require(
             0 <= effect.to < len(self.learners),
             f"rank {rank} sends to rank {effect.to}, which does not exist",
         )
         message = Message(rank, effect.tag, effect.payload)
         size = num_bytes(effect.payload)
+        way = rank, effect.to, effect.tag
         arrival = self._cost.transfer(rank, effect.to, self.now, size)
+        # Within a host a small message would overtake a large one (contract rule 2).
+        arrival = self._last_arrival[way] = max(arrival, self._last_arrival.get(way, 0.0))
         self.context(rank).account.books.bytes_sent += size
         self.trace.note(rank, "send", self.now, arrival, f"{effect.to}/{effect.tag}")
         versions = [(t, t._version) for t in flatten(effect.payload)[1].values()]
@@ -254,15 +288,9 @@ class SimulatedExchange(Trampoline):
         self._at(arrival, arrive)
         deliver(None, None)
 
-    def _check_messages(self) -> None:
-        """Refuse what real processes would refuse: they open no mailbox for such a strategy."""
-        strategy = self._experiment.strategy
-        if strategy.synchronous and not strategy.uses_messages:
-            raise ContractError(undeclared_messages(strategy.name))
-
     def _recv(self, fiber: Fiber, effect: Recv, deliver: Deliver) -> None:
         rank = fiber.rank
-        self._check_messages()
+        refuse_undeclared(self._experiment.strategy)
         waiting = Waiting(effect, deliver)
         self.learners[rank].inbox.receive(waiting)
         if effect.timeout_s is not None:
@@ -274,3 +302,39 @@ class SimulatedExchange(Trampoline):
             inbox.waiting.remove(waiting)
             what = f"rank {rank} waited {waiting.recv.timeout_s} s for {waiting.recv.describe()}"
             waiting.deliver(None, WaitTimeoutError(what))
+
+    # ------------------------------------------------------------------ nobody can go on
+
+    def _deadlock(self) -> str:
+        awaited: dict[str, list[int]] = defaultdict(list)
+        for rank in self.alive:
+            learner = self.learners[rank]
+            if not learner.returned:
+                awaited[self._describe(rank)].append(rank)
+        lines = [
+            f"rank {ranks[0]} awaits {what}"
+            if len(ranks) == 1
+            else f"ranks {', '.join(map(str, ranks))} await {what}"
+            for what, ranks in awaited.items()
+        ]
+        return (
+            f"Deadlock at virtual time {self.now:.6f} s: {'; '.join(lines)}. Nothing is under way "
+            "that could wake any of them: the strategy's sends and receives, or its collectives, "
+            "do not match."
+        )
+
+    def _describe(self, rank: int) -> str:
+        for (group, number), gathering in self._gatherings.items():
+            if rank in gathering.posts:
+                name = gathering.posts[rank].effect.describe()
+                return f"{name} #{number}" + (f" of group {group}" if group else "")
+        main = self.learners[rank].main
+        return main.describe() if main else "nothing"
+
+
+def _note(members: tuple[int, ...], posts: list[Post]) -> Note:
+    """Add up what the members sent along."""
+    carried = [p.piggyback or NOTHING for p in posts]
+    tally = reductions.total([c.tally for c in carried])
+    stop, meet = any(c.stop for c in carried), any(c.meet for c in carried)
+    return Note(members, tally, stop, meet, piggybacked=posts[0].piggyback is not None)

@@ -11,7 +11,6 @@ Use it to study a run that happened only once: every draw and every exchange.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,20 +19,24 @@ from pathlib import Path
 from typing import Any
 
 from hocket.core.accounts import DRY, Note, Ticket
-from hocket.core.effects import Deliver, Gradient, Message, Recv, Send
+from hocket.core.effects import Deliver, Gradient, Message, Recv, Send, Spend
+from hocket.data.counters import Counters, Place
 from hocket.data.pool import Pool
-from hocket.data.shared_ledger import Counters, Place, SharedLedger
+from hocket.data.shared_ledger import SharedLedger
 from hocket.errors import ConfigError, DeadlockError, require
 from hocket.experiment import Experiment
 from hocket.record.rundir import RunDirectory
+from hocket.runtime.shared.boundary_effects import Attend, Resume
 from hocket.runtime.shared.dispatch import Fiber
 from hocket.runtime.shared.inbox import Waiting
+from hocket.runtime.shared.reductions import Post
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.simulator import Simulator
 
 TOOK, NOTHING_LEFT = "took", "dry"  # a draw that gave an item, and one that found none left
 ARRIVED, EXPIRED, MET, JOINED = "arrived", "expired", "met", "joined"
-KINDS = (TOOK, NOTHING_LEFT, ARRIVED, EXPIRED, MET, JOINED)
+RESUMED, PASSED = "resumed", "passed"  # after a meeting; a boundary was reached
+KINDS = (TOOK, NOTHING_LEFT, ARRIVED, EXPIRED, MET, JOINED, RESUMED, PASSED)
 
 
 @dataclass
@@ -45,27 +48,27 @@ class Script:
     draws: deque[Place] = field(default_factory=deque)
 
     @classmethod
-    def read(cls, path: Path) -> Script:
+    def read(cls, run: RunDirectory, rank: int) -> Script:
         """Read a learner's part of a trace."""
+        path = run.trace_path(rank)
         require(
             path.exists(),
             f"{path} is missing: only a real run with runtime.trace = true can be played again",
         )
         script = cls()
-        for line in path.read_text().splitlines():
-            span = json.loads(line)
-            if span["kind"] in KINDS:
-                detail, _, frames = span["detail"].rpartition(" ")
-                script.steps.append(f"{span['kind']} {detail}")
+        for span in run.spans(path):
+            if span.kind in KINDS:
+                detail, _, frames = span.detail.rpartition(" ")
+                script.steps.append(f"{span.kind} {detail}")
                 script.frames.append(int(frames))
-            if span["kind"] == TOOK:
+            if span.kind == TOOK:
                 epoch, index = detail.split("/")
                 script.draws.append((int(epoch), int(index)))
         return script
 
     @property
     def next(self) -> str | None:
-        """The next step."""
+        """What must reach the learner next, as `kind detail`; None at the end of the record."""
         return self.steps[0] if self.steps else None
 
     def take(self) -> int:
@@ -78,11 +81,15 @@ def read_scripts(run: Path, learners: int) -> list[Script]:
     """Read what a real run left behind; one that lost a learner is refused."""
     directory = RunDirectory(run)
     require(
+        all(event["event"] not in ("joined", "left") for event in directory.metrics()),
+        f"learners of {run} joined or left while it went on: such a run cannot be played again",
+    )
+    require(
         all(event["event"] != "lost" for event in directory.metrics()),
         f"{run} lost a learner, and what that learner had received was not recorded: such a "
         "run cannot be played again",
     )
-    return [Script.read(directory.trace_path(rank)) for rank in range(learners)]
+    return [Script.read(directory, rank) for rank in range(learners)]
 
 
 class RecordedLedger(SharedLedger):
@@ -126,16 +133,29 @@ class Replay(Simulator):
     def __init__(
         self, experiment: Experiment, cluster: Cluster, report: Any, checkpoints: Any, run: Path
     ) -> None:
-        if experiment.strategy.synchronous:
+        if experiment.strategy.synchronous or experiment.strategy.in_fixed_order:
+            why = "is synchronous" if experiment.strategy.synchronous else "has a fixed order"
             raise ConfigError(
-                f"{experiment.strategy.name!r} is synchronous: simulate it again with the same "
+                f"{experiment.strategy.name!r} {why}: simulate it again with the same "
                 "seed, and it will be the same bit for bit; there is nothing to play again"
             )
-        self._scripts = read_scripts(run, experiment.options.learners)
+        self._scripts = read_scripts(run, experiment.num_ranks)
         self._ready_for: list[dict[str, deque[Callable[[], bool]]]] = [
             defaultdict(deque) for _ in self._scripts
         ]
         super().__init__(experiment, cluster, report, checkpoints)
+
+    def _noted(self, rank: int) -> Callable[[str, str], None]:
+        """At a boundary, let a learner know of as many frames as it knew of then."""
+
+        def note(what: str, detail: str) -> None:
+            script = self._scripts[rank]
+            if what == PASSED and script.next == f"{PASSED} ":
+                ledger = self.context(rank).account.ledger
+                ledger.committed_frames = script.take() - ledger.discarded_frames
+                self._at(self.now, lambda: self._proceed(rank))
+
+        return note
 
     def _meeting_rule(self, rank: int) -> Callable[[], bool]:
         return partial(self._meets_now, rank)
@@ -150,7 +170,8 @@ class Replay(Simulator):
         return True
 
     def _ledger(self, rank: int) -> RecordedLedger:
-        return RecordedLedger(self._pool, rank, self.alive, self._counters, self._scripts[rank])
+        learners = tuple(range(self._experiment.options.learners))
+        return RecordedLedger(self._pool, rank, learners, self._counters, self._scripts[rank])
 
     def _enable(self, rank: int, step: str, happen: Callable[[], bool]) -> None:
         """Keep something that could reach a learner now, until it is next on record.
@@ -199,13 +220,25 @@ class Replay(Simulator):
         self._enable(effect.to, f"{ARRIVED} {rank}/{effect.tag}", arrive)
         deliver(None, None)
 
-    def _in_group(self, rank: int, note: Note | None, deliver: Deliver) -> Deliver:
-        handed = super()._in_group(rank, note, deliver)
+    def _spend(self, fiber: Fiber, effect: Spend, deliver: Deliver) -> None:
+        """Take no time, as nothing may reach a learner in the middle of a step on record."""
+        deliver(None, None)
+
+    def _recording(self, rank: int, note: Note, post: Post) -> Deliver:
+        handed = super()._recording(rank, note, post)
+        if post.group is None:
+            return handed
 
         def arrive(answer: Any, error: BaseException | None) -> None:
             self._enable(rank, f"{JOINED} ", lambda: _done(handed, answer, error))
 
         return arrive
+
+    def _attend(self, fiber: Fiber, effect: Attend, deliver: Deliver) -> None:
+        self._enable(fiber.rank, f"{MET} ", lambda: _done(deliver, None, None))
+
+    def _resume(self, fiber: Fiber, effect: Resume, deliver: Deliver) -> None:
+        self._enable(fiber.rank, f"{RESUMED} ", lambda: _done(deliver, None, None))
 
     def _recv(self, fiber: Fiber, effect: Recv, deliver: Deliver) -> None:
         rank = fiber.rank

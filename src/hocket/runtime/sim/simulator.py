@@ -11,18 +11,19 @@ A deadlock is an empty event heap: the error lists what every rank awaits.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hocket.core import device
 from hocket.core.effects import (
     AllReduce,
     AllToAll,
+    Boundary,
     Broadcast,
+    CodedMean,
+    Curvature,
     Deliver,
-    Effect,
     Evaluate,
     Grad,
     Gradient,
@@ -30,10 +31,17 @@ from hocket.core.effects import (
     Message,
     Recv,
     Send,
+    Spend,
+)
+from hocket.core.stage_effects import (
+    Backward,
+    Draw,
+    Forward,
 )
 from hocket.core.strategy import State
+from hocket.data.counters import LocalCounters
 from hocket.data.ledger import Ledger
-from hocket.data.shared_ledger import LocalCounters, open_ledger, save_counters
+from hocket.data.shared_ledger import open_ledger
 from hocket.errors import (
     DeadlockError,
     DivergedError,
@@ -44,19 +52,21 @@ from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.runtime.shared import reductions
 from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.boundary import Meeting, hold
-from hocket.runtime.shared.boundary_effects import Gather, Quiet
+from hocket.runtime.shared.boundary import BoundaryServices, at_boundary
+from hocket.runtime.shared.boundary_effects import Attend, Gather, Quiet, Regroup, Resume
 from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.inbox import Inbox
 from hocket.runtime.shared.reductions import Post
-from hocket.runtime.shared.restore import restore, restore_counters
-from hocket.runtime.shared.worker import Worker
-from hocket.runtime.sim.cost import EVALUATION_SPEED, Cluster, CostModel, Death
-from hocket.runtime.sim.exchange import SimLearner, SimulatedExchange
+from hocket.runtime.shared.restore import fitting, restore, restore_counters, same_ranks
+from hocket.runtime.sim.cost import EVALUATION_SPEED, Cluster
+from hocket.runtime.sim.exchange import SimLearner
+from hocket.runtime.sim.joins import Group
+from hocket.runtime.sim.stages import SimulatedStages
+from hocket.support.progress import Pace
 
 
-class Simulator(SimulatedExchange):
+class Simulator(SimulatedStages):
     """Runs every learner of an experiment in one process, on a virtual clock."""
 
     def __init__(
@@ -66,27 +76,35 @@ class Simulator(SimulatedExchange):
         report: Callable[[dict[str, Any]], None],
         checkpoints: Checkpoints | None = None,
         saved: Saved | None = None,
+        *,
+        group: Group | None = None,  # of an earlier phase, with newcomers
     ) -> None:
         size = experiment.options.learners
         require(
             cluster.num_learners == size,
             f"the cluster has {cluster.num_learners} learners, but runtime.learners is {size}",
         )
-        super().__init__(experiment, CostModel(cluster, experiment.options.seed))
+        attendants = experiment.num_ranks - size
+        require(
+            cluster.num_attendants in (0, attendants),
+            f"the cluster has places for {cluster.num_attendants} attendants ([[hosts]] "
+            f"attendants), but {experiment.strategy.name!r} needs {attendants}: leave them out, or "
+            "make them agree",
+        )
+        self._group = group or Group.first(experiment, cluster)
+        cost = self._group.cost(cluster, experiment.options.seed, attendants)
+        super().__init__(experiment, cost)
+        experiment = self._experiment
+        self.trace, self._checkpoints = self._group.trace, checkpoints
+        self._pace = Pace(0.5)  # of the display, by the clock; nothing depends on it
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._pool = experiment.pool()
-        self._worker = Worker(
-            experiment.task,
-            self._pool,
-            experiment.options.seed,
-            on=device.resolve(experiment.options.device, 0),
-            precision=experiment.options.precision,
-            natural_gradient=experiment.optimizer.natural_gradient,
-        )
+        self._open_workers(new=saved is None)
+        self._worker = self.worker(0)
+        self._group.worker, self._pool = self._worker, self._worker.pool
         self._counters = LocalCounters()
         self._report = report
-        self._meeting = Meeting(
+        self._boundary_services = BoundaryServices(
             self._worker.layout,
             self._worker.frozen,
             lambda: self.now,
@@ -94,68 +112,88 @@ class Simulator(SimulatedExchange):
             self._common_state,
             lambda r: self.learners[r].inbox.unread(),
             self.forks.__getitem__,
+            lambda: self._memory,  # type: ignore[arg-type, return-value]
         )
         self._handlers: Handlers = {
             Gradient: self._gradient,
+            Curvature: self._curvature,
             MeanGradient: self._mean_gradient,
+            Draw: self._draw,
+            Forward: self._forward,
+            Backward: self._backward,
             Send: self._send,
             Recv: self._recv,
             Evaluate: self._evaluate,
-            AllReduce: self._collective,
-            Broadcast: self._collective,
-            AllToAll: self._collective,
-            Gather: self._collective,
-            Quiet: self._collective,
+            AllReduce: self._all_reduce,
+            CodedMean: self._coded_mean,
+            Broadcast: self._broadcast,
+            AllToAll: self._all_to_all,
+            Gather: self._gather,
+            Quiet: self._quiet,
+            Attend: self._attend,
+            Resume: self._resume,
+            Regroup: self._regroup,
+            Spend: self._spend,
         }
         if saved is not None and not experiment.strategy.synchronous:
-            restore_counters(self._counters, saved, self.alive)
-        self.learners = [self._learner(rank, saved) for rank in range(size)]
+            restore_counters(self._counters, self._pool, saved, self.alive, size)
+        self.learners = [self._learner(rank, saved) for rank in self.alive]
         if saved is not None:
             self.now = saved.run["time_s"]
-            if saved.ranks == list(self.alive) and "cost" in saved.run:
-                self._cost.load_state_dict(saved.run["cost"])
-        self.learners[0].context.reporter.say(self._worker.notes)
-        self._deaths_at_draw: dict[int, int] = {}
-        self._planned: list[Death] = []
-        self._plan_deaths(cluster.deaths, saved)
+            if same_ranks(saved, self._pool, self.alive, size) and "cost" in saved.run:
+                with fitting(saved):
+                    self._cost.load_state_dict(saved.run["cost"])
+        if saved is not None and saved.staying:
+            self._plan(cluster, None)
+            self._plan_joins()
+            return
+        placement = experiment.strategy.placement(self._worker.layout, size)
+        sizes = experiment.coded_size(self._worker.layout)
+        self.learners[0].context.reporter.say([*self._worker.notes, *placement, *sizes])
+        self._plan(cluster, saved)
+        self._plan_joins()
 
     def _learner(self, rank: int, saved: Saved | None) -> SimLearner:
         context = RankContext(
             Account(self._experiment, self._pool, rank, self._ledger(rank)),
-            self._worker.new_state(),
+            self.worker(rank).new_state(),
             self._note_event,
+            progressed=partial(self._show_progress, rank),
+            trace=self._noted(rank),
             meets=self._meeting_rule(rank),
+            queued=lambda tag: self.learners[rank].inbox.queued(tag),
         )
-        strategy = self._experiment.strategy
-        state = strategy.init(self._worker.initial.clone(), self._experiment.optimizer)
+        worker = self.worker(rank)
+        state = self._experiment.first_state(worker.first_params(), worker.layout)
         unread: list[Message] = []
         if saved is not None:
-            state, unread = restore(context, state, saved, self._worker.layout)
+            state, unread = restore(context, state, saved, worker.layout, worker.place)
+            name = self._group.names[rank]
+            if saved.staying and name in self._group.jitter:  # it was there before
+                context.account.books = self._group.past[name].books
         learner = SimLearner(context, state, Inbox(rank))
         for message in unread:
             learner.inbox.arrive(message)
         return learner
 
     def _ledger(self, rank: int) -> Ledger:
-        synchronous = self._experiment.strategy.synchronous
-        return open_ledger(self._pool, rank, self.alive, self._counters, synchronous=synchronous)
+        learners = tuple(range(self._experiment.options.learners))
+        return open_ledger(
+            self._pool,
+            rank,
+            learners,
+            self._counters,
+            synchronous=self._experiment.strategy.synchronous,
+            attendants=self._experiment.num_ranks - len(learners),
+        )
+
+    def _noted(self, rank: int) -> Callable[[str, str], None]:
+        """Return what to do with notes for a replay; here they are not needed."""
+        return lambda what, detail: None
 
     def _meeting_rule(self, rank: int) -> Callable[[], bool] | None:
         """Return the rule by which a rank meets the others; None: by its agenda."""
         return None
-
-    def _plan_deaths(self, deaths: tuple[Death, ...], saved: Saved | None) -> None:
-        """Schedule the planned deaths; those that happened before a resumption are left out."""
-        for death in deaths:
-            if saved is not None and death.rank not in saved.ranks:
-                continue
-            if death.at_draw is not None:
-                self._deaths_at_draw[death.rank] = death.at_draw
-            elif death.at_s is not None and death.at_s >= self.now:
-                self._at(death.at_s, partial(self._die, death.rank))
-            else:
-                continue
-            self._planned.append(death)
 
     # ------------------------------------------------------------------ running
 
@@ -167,12 +205,15 @@ class Simulator(SimulatedExchange):
     def run(self) -> State:
         """Run to the end and return the final state of the first learner alive."""
         for rank, learner in enumerate(self.learners):
-            me = learner.context.learner(self._worker.layout)
+            worker = self.worker(rank)
+            me = learner.context.learner(worker.layout, worker.place)
             main = self._experiment.strategy.run(me, learner.state)
             learner.main = self.spawn(rank, "main", main, self._main_ended(rank))
             self.drain()  # one rank after the other, as after a quiet point
         while not self._over():
             self._raise_failure()
+            if self.regrouped:
+                return self.learners[self.alive[0]].state
             if not self._heap:
                 raise DeadlockError(self._deadlock())
             self.now, _, happen = heapq.heappop(self._heap)
@@ -201,9 +242,9 @@ class Simulator(SimulatedExchange):
 
         return ended
 
-    def service_ended(self, value: Any, error: BaseException | None) -> None:
-        """Remember a service's failure; the end of a peer is none."""
-        if error is not None and not isinstance(error, PeerLostError):
+    def service_ended(self, rank: int, value: Any, error: BaseException | None) -> None:
+        """Remember a service's failure; the loss of a peer is not a failure."""
+        if rank in self._living and not isinstance(error, PeerLostError):
             self._failure = self._failure or error
 
     def _raise_failure(self) -> None:
@@ -221,32 +262,6 @@ class Simulator(SimulatedExchange):
 
         self._at(when, happen)
 
-    def _deadlock(self) -> str:
-        awaited: dict[str, list[int]] = defaultdict(list)
-        for rank in self.alive:
-            learner = self.learners[rank]
-            if not learner.returned:
-                awaited[self._describe(rank)].append(rank)
-        lines = [
-            f"rank {ranks[0]} awaits {what}"
-            if len(ranks) == 1
-            else f"ranks {', '.join(map(str, ranks))} await {what}"
-            for what, ranks in awaited.items()
-        ]
-        return (
-            f"Deadlock at virtual time {self.now:.6f} s: {'; '.join(lines)}. Nothing is under way "
-            "that could wake any of them: the strategy's sends and receives, or its collectives, "
-            "do not match."
-        )
-
-    def _describe(self, rank: int) -> str:
-        for (group, number), gathering in self._gatherings.items():
-            if rank in gathering.posts:
-                name = gathering.posts[rank].effect.describe()
-                return f"{name} #{number}" + (f" of group {group}" if group else "")
-        main = self.learners[rank].main
-        return main.describe() if main else "nothing"
-
     # ------------------------------------------------------------------ the trampoline's questions
 
     @property
@@ -258,26 +273,25 @@ class Simulator(SimulatedExchange):
         """Return all that the runtime keeps for a rank."""
         return self.learners[rank].context
 
-    def boundary(self, rank: int, state: Any) -> Coroutine[Any, Any, Any]:
+    def boundary(self, rank: int, effect: Boundary) -> Coroutine[Any, Any, Any]:
         """Return what happens at a boundary."""
-        return hold(self.learners[rank].context, state, self._meeting)
+        context, worker = self.learners[rank].context, self.worker(rank)
+        services = replace(self._boundary_services, layout=worker.layout, frozen=worker.frozen)
+        return at_boundary(context, effect.state, services, effect.kind)
 
     def started(self, service: Fiber) -> None:
         """Remember a service, to know when all are idle."""
         self.learners[service.rank].services.append(service)
 
-    def begin(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
-        """Begin an effect, unless its rank has died."""
-        if fiber.rank in self._living:
-            super().begin(fiber, effect, deliver)
-
     # ------------------------------------------------------------------ computing
 
     def _gradient(self, fiber: Fiber, effect: Gradient, deliver: Deliver) -> None:
         rank, context = fiber.rank, self.context(fiber.rank)
-        ticket = effect.ticket or context.account.ledger.draw()
+        ticket = context.draw(effect)
         if ticket.dry:
-            deliver(self._worker.dry(ticket), None)
+            dry = self._worker.dry(ticket)
+            context.computed(effect, ticket, dry)
+            deliver(dry, None)
             return
         books = context.account.books
         books.draws += effect.ticket is None
@@ -291,7 +305,7 @@ class Simulator(SimulatedExchange):
 
         def finished(value: Any, error: BaseException | None) -> None:
             try:
-                context.drew(grad)
+                context.computed(effect, ticket, grad)
             except DivergedError as failure:
                 value, error = None, failure
             deliver(value, error)
@@ -300,19 +314,43 @@ class Simulator(SimulatedExchange):
 
     def _mean_gradient(self, fiber: Fiber, effect: MeanGradient, deliver: Deliver) -> None:
         def post(grad: Grad, error: BaseException | None) -> None:
-            self._post(fiber.rank, Post(effect, self.now, deliver, grad, float(grad.frames)))
+            along = self.context(fiber.rank).piggyback(None)
+            self._post(
+                fiber.rank,
+                Post(
+                    effect,
+                    self.now,
+                    deliver,
+                    grad,
+                    float(grad.frames),
+                    piggyback=along,
+                    lends=True,
+                ),
+            )
 
         self._gradient(fiber, Gradient(effect.params), post)
 
-    def _collective(self, fiber: Fiber, effect: Effect[Any], deliver: Deliver) -> None:
-        self._post(fiber.rank, Post(effect, self.now, deliver))
+    def _curvature(self, fiber: Fiber, effect: Curvature, deliver: Deliver) -> None:
+        rank, context = fiber.rank, self.context(fiber.rank)
+        state, books = context.worker_state, context.account.books
+        product = self._worker.curvature(effect.params, effect.direction, effect.tickets, state)
+        start, end = self._cost.compute(rank, self.now, product.frames, 1 / product.cost)
+        books.compute_s += end - start
+        books.product_frames += product.frames
+        self.trace.note(rank, "curvature", start, end)
+        self._deliver_at(end, rank, deliver, product)
+
+    def _resume(self, fiber: Fiber, effect: Resume, deliver: Deliver) -> None:
+        deliver(None, None)
+
+    def _spend(self, fiber: Fiber, effect: Spend, deliver: Deliver) -> None:
+        start, end = self._cost.arithmetic(fiber.rank, self.now, effect.num_values)
+        self.trace.note(fiber.rank, "arithmetic", start, end)
+        self._deliver_at(end, fiber.rank, deliver, None)
 
     def _evaluate(self, fiber: Fiber, effect: Evaluate, deliver: Deliver) -> None:
         rank, context = fiber.rank, self.context(fiber.rank)
-        members = self.alive
-        items = reductions.slice_of(
-            reductions.num_scored(effect, self._pool), members.index(rank), len(members)
-        )
+        items = reductions.slice_for(rank, self._living_learners, effect, self._pool)
         state = context.scoring_state or context.worker_state
         tally = self._worker.score(effect.params, state, effect.which, items)
         start, end = self._cost.compute(rank, self.now, tally.frames, EVALUATION_SPEED)
@@ -320,53 +358,28 @@ class Simulator(SimulatedExchange):
         post = Post(effect, end, deliver, tally)
         self._at(end, lambda: self._post(rank, post))
 
-    # ------------------------------------------------------------------ faults
-
-    def _die(self, rank: int) -> None:
-        if rank not in self._living or self.learners[rank].returned:
-            return
-        self.alive = tuple(r for r in self.alive if r != rank)
-        self._living.discard(rank)
-        self.learners[rank].lost_s = self.now
-        self.trace.note(rank, "lost", self.now, self.now)
-        self._give_back()
-        self._note_event(
-            {
-                "event": "lost",
-                "frames": self.context(self.alive[0]).account.ledger.committed_frames,
-                "epoch": self.context(self.alive[0]).account.ledger.epoch,
-                "rank": rank,
-                "reason": "planned fault",
-            }
-        )
-        for r in self.alive:
-            self.learners[r].inbox.lose(rank)
-        for gathering in self._gatherings.values():
-            gathering.posts.pop(rank, None)
-        for key in list(self._gatherings):
-            self._retry(*key)
-
-    def _give_back(self) -> None:
-        """Return what was lost to the pool at once; real learners do it at the next quiet point."""
-        ledgers = [self.context(r).account.ledger for r in self.alive]
-        behind = [ledger for ledger in ledgers if ledger.behind(self.alive)]
-        if behind:
-            held = [place for ledger in behind for place in ledger.pending_places()]
-            behind[0].recover(held, self.alive)
-            for ledger in behind:
-                ledger.survived_by(self.alive)
-
-    def deaths_to_come(self) -> list[Death]:
-        """Return the planned deaths of learners that are still alive."""
-        return [d for d in self._planned if d.rank in self._living]
-
     # ------------------------------------------------------------------ the record
 
-    def _note_event(self, event: dict[str, Any]) -> None:
+    def _again(self, experiment: Experiment, saved: Saved, group: Group) -> Simulator:
+        cluster = group.phase_of(experiment.options.learners)
+        return Simulator(experiment, cluster, self._report, self._checkpoints, saved, group=group)
+
+    def _report_event(self, event: dict[str, Any]) -> None:
         self._report({"event": event["event"], "time_s": self.now, "clock": "virtual"} | event)
 
+    def _note_event(self, event: dict[str, Any]) -> None:
+        if event.get("rank") is not None:
+            event = event | {"rank": self._group.names[event["rank"]]}
+        self._report_event(event)
+
+    def _show_progress(self, rank: int) -> None:
+        """Show what a strategy tells of itself; other methods have their train events."""
+        if self.learners and rank == self.alive[0]:
+            reporter = self.context(rank).reporter
+            if reporter.doing and self._pace.due():
+                self._note_event(reporter.progress())
+
     def _common_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"cost": self._cost.state_dict()}
-        if not self._experiment.strategy.synchronous:
-            state["counters"] = save_counters(self._counters)
-        return state
+        return {"cost": self._cost.state_dict()} | (
+            {"group": self._group.state_dict()} if self._group.cluster.joins else {}
+        )

@@ -1,0 +1,101 @@
+"""How somebody asks a running run to take learners in: `hocket join RUN`.
+
+Whoever asks must prove the run's token, as every connection does. The launcher of a run leaves it,
+with the address of its store, in a file of the run directory that only its owner can read
+(`RUN/.join`); the file goes when the run ends. The launcher decides, starts the newcomers, and
+answers. Nothing that is read here decides anything: a file that was forged leads to a store that
+cannot prove itself, or to none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from hocket.core.limits import MOST_PROCESSES
+from hocket.errors import ConfigError, HocketError, UnreadableError, WaitTimeoutError, require
+from hocket.runtime.net.store import Place, Store
+from hocket.support.inputs import CONFIG_LIMIT, read_table
+
+NAME: Final = ".join"
+ASKED: Final = "join/asked"
+CONNECT_S: Final = 10.0
+_OWNER: Final = stat.S_IRUSR | stat.S_IWUSR
+
+
+def leave_door_open(run_dir: Path, place: Place) -> None:
+    """Write where the store is, for the owner of the run alone."""
+    path = run_dir / NAME
+    path.unlink(missing_ok=True)  # of a run that was killed; a link is removed, not followed
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"address": place.address, "token": place.token.hex()}, file)
+
+
+def close_door(run_dir: Path) -> None:
+    """Remove the file."""
+    with contextlib.suppress(OSError):
+        (run_dir / NAME).unlink(missing_ok=True)
+
+
+def _place(run_dir: Path) -> Place:
+    path = run_dir / NAME
+    try:
+        status = path.lstat()
+        mine = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        require(mine, f"{path} belongs to another user, or others can read it: it is not trusted")
+        table = read_table(path, CONFIG_LIMIT)
+        return Place(str(table["address"]), bytes.fromhex(table["token"]))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"no run that takes learners in is under way in {run_dir}: start or resume it, on this "
+            "host (runs on several hosts take nobody in)"
+        ) from error
+    except (UnreadableError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is damaged ({error}): end the run and resume it") from error
+
+
+def ask(run_dir: Path, learners: int, timeout_s: float) -> list[int]:
+    """Ask the run to take learners in; return their numbers once they are at work."""
+    require(
+        1 <= learners <= MOST_PROCESSES,
+        f"--learners must be from 1 to {MOST_PROCESSES:,}, not {learners}",
+    )
+    place = _place(run_dir)
+    try:
+        store = place.store(CONNECT_S)
+    except (HocketError, OSError) as error:
+        raise HocketError(
+            f"the launcher of the run in {run_dir} does not answer ({error}): it has ended, or it "
+            "runs on another host"
+        ) from error
+    try:
+        return _asked(store, learners, timeout_s)
+    finally:
+        store.close()
+
+
+def _asked(store: Store, learners: int, timeout_s: float) -> list[int]:
+    number = store.add("join/next", 1)
+    store.put(f"join/{number}", json.dumps({"learners": learners}))
+    store.add(ASKED, 1)
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        said = store.look(f"join/{number}/answer", 1.0)
+        if said is not None:
+            answer: dict[str, Any] = json.loads(said)
+            if "refused" in answer:
+                raise ConfigError(f"the run takes nobody in: {answer['refused']}")
+            return [int(one) for one in answer["joined"]]
+    raise WaitTimeoutError(
+        f"waited {timeout_s:g} s for the run to take {learners} learner(s) in: it is at a long "
+        "step, or has just ended. Newcomers that were started join all the same: `hocket watch` "
+        "shows them"
+    )
