@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.errors import HocketError
+from hocket.errors import InputError
 
 
-class SpeechError(HocketError):
+class SpeechError(InputError):
     """Audio, data, a lexicon or a model is wrong; the message names it and says what to do."""

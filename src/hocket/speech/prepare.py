@@ -1,130 +1,118 @@
 """From a data directory to a prepared experiment, step by step.
 
-    EXP/data/         the utterances of each split, and those left out
-    EXP/features/     memory-mapped features of each split: mfcc, and what networks read
-    EXP/lexicon/      pronunciations
-    EXP/mono/ tri/    GMM-HMMs
-    EXP/alignment/    the senone of every frame of train and dev, and the senones' priors
-    EXP/graph/        the decoding graph
-    EXP/gmm/          the GMM-HMM's own word error rate
-    EXP/left_out.txt  every utterance that was left out, and why
+    EXP/data/             the utterances of each split, and those left out
+    EXP/features/         memory-mapped features of each split: mfcc, and what networks read
+    EXP/lexicon/          pronunciations
+    EXP/mono/ tri/ lda/   GMM-HMMs; sat/: the one with transforms for speakers, on request
+    EXP/alignment/        the senone of every frame of train and dev, and the senones' priors
+    EXP/graph/            the decoding graph
+    EXP/gmm/              the word error rate of the last GMM-HMM; gmm-tri/: that of another one
+    EXP/train.toml        the settings that networks on this experiment begin with
+    EXP/left_out.txt      every utterance that was left out, and why
 
 A step is done again only if its inputs or options have changed (see `steps.py`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from hocket.errors import nearest, require
 from hocket.speech.decode.decoding import Decoder, GMMScorer
-from hocket.speech.decode.evaluation import Evaluation, evaluate
-from hocket.speech.decode.scoring import Unit, characters
+from hocket.speech.decode.evaluation import Evaluation, evaluate, read_text
 from hocket.speech.errors import SpeechError
-from hocket.speech.features.extraction import common_sample_rate, write_store
-from hocket.speech.features.spectral import KINDS, SAMPLE_RATES, Kind
-from hocket.speech.features.store import FeatureStore, Normalisation
-from hocket.speech.gmm import alignment
-from hocket.speech.gmm.alignment import GMMHMM, Corpus, Pass
+from hocket.speech.gmm import alignment, fmllr
+from hocket.speech.gmm.alignment import GMMHMM, Pass
 from hocket.speech.gmm.reference import agreement
-from hocket.speech.gmm.senones import Senones
-from hocket.speech.gmm.training import GMMOptions, Trainer, collect
+from hocket.speech.gmm.training import SPEAKERS, Trainer, collect, usual_senones
 from hocket.speech.graph.arpa import check_arpa
 from hocket.speech.graph.graph import decoding_graph
-from hocket.speech.graph.language import LanguageSource
-from hocket.speech.graph.lexicon import check_lexicon, lexicon_for, read_lexicon
-from hocket.speech.input.datadir import Utterance, numbered_lines, reasons
-from hocket.speech.input.sources import deciding_files
-from hocket.speech.input.splits import SPLITS, read_splits
+from hocket.speech.graph.language import LanguageSource, extended
+from hocket.speech.graph.lexicon import check_lexicon, read_lexicon
+from hocket.speech.graph.senones import Senones
+from hocket.speech.input.datadir import numbered_lines, reasons
+from hocket.speech.options import PrepareOptions
+from hocket.speech.stages import VERSION, Stages, with_reasons
 from hocket.speech.steps import Facts, Steps, file_state
-from hocket.support.parallel import default_jobs
+from hocket.speech.usual import write_usual_settings
+from hocket.support.files import write_lines
+from hocket.support.inputs import TABLE_LIMIT, read_table
+from hocket.support.ownership import owned
+from hocket.support.progress import print_line
 
-GMM_KIND: Final[Kind] = "mfcc"  # what the GMM-HMM reads
-VERSION: Final = 1  # of what the steps compute; another number repeats all steps
+__all__ = ["Preparation", "PrepareOptions"]
 
+STEPS: Final = (
+    "data", "features", "lexicon", "mono", "tri", "lda", "sat", "alignment", "graph", "gmm",
+)  # fmt: skip
 
-@dataclass(frozen=True)
-class PrepareOptions:
-    """Everything that determines a prepared experiment."""
-
-    lexicon: str = "cmudict"
-    features: tuple[Kind, ...] = ("fbank",)  # for networks; they read the first by default
-    num_bins: int = 40
-    resample: int | None = None  # Hz; unset: the audio must have one rate
-    normalisation: Normalisation = "speaker"
-    lm_order: int = 3
-    lm_text: str = ""  # a file of sentences; unset: the training transcripts
-    arpa: str = ""  # a finished language model
-    units: Unit = "word"  # in which errors are counted; character: for writing without spaces
-    held_out: float = 0.1  # share of the training data for a split that the data lacks
-    gmm: GMMOptions = field(default_factory=GMMOptions)
-
-    def __post_init__(self) -> None:
-        require(len(self.features) > 0, f"--features needs one of {', '.join(KINDS)}")
-        for kind in self.features:
-            require(
-                kind in KINDS,
-                f"no features {kind!r}: there are {', '.join(KINDS)}.{nearest(kind, KINDS)}",
-            )
-        require(
-            self.num_bins == 40 or "fbank" in self.features,
-            "--num-bins has no effect: it is an option of fbank, which --features leaves out",
-        )
-        require(
-            self.resample in (None, *SAMPLE_RATES),
-            f"--resample must be one of {', '.join(map(str, SAMPLE_RATES))}, not {self.resample}",
-        )
-        require(self.num_bins >= 3, f"num_bins must be at least 3, not {self.num_bins}")
-        require(0 < self.held_out < 0.5, f"held_out must lie between 0 and 0.5: {self.held_out}")
-        require(self.lm_order >= 1, f"lm_order must be at least 1, not {self.lm_order}")
-        require(
-            not (self.lm_text and self.arpa),
-            f"--lm-text {self.lm_text} has no effect beside --arpa: leave one out",
-        )
-        for path in filter(None, (self.lm_text, self.arpa)):
-            require(Path(path).is_file(), f"{path}: no such file (for the language model)")
+SYSTEMS: Final = {
+    "mono": "GMM-HMM (monophones)",
+    "tri": "GMM-HMM (maximum likelihood)",
+    "lda": "GMM-HMM (LDA + MLLT)",
+    "sat": "GMM-HMM (LDA + MLLT, adapted to speakers)",
+}
 
 
 @dataclass
-class Preparation:
+class Preparation(Stages):
     """One call of `hocket prepare`."""
 
-    source: Path
-    folder: Path
-    options: PrepareOptions = field(default_factory=PrepareOptions)
-    jobs: int = field(default_factory=default_jobs)
-    show: bool = True
-    say: Callable[[str], None] = print
-
     def run(self) -> Evaluation:
-        """Run all steps; return how well the GMM-HMM recognises."""
+        """Run all steps; return how well the last GMM-HMM recognises."""
         if not self.source.exists():
             raise SpeechError(f"{self.source}: no such folder")
         self._check_language()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.steps = Steps(self.folder, self.say)
+        with owned(self.folder, "hocket prepare", print_line):
+            return self._run_steps()
+
+    def _run_steps(self) -> Evaluation:
+        scored = [step for step in self.options.gmm.steps if self._is_scored(step)]
+        total = len(("data", "features", "lexicon", "alignment", "graph", "gmm"))
+        self.steps = Steps(
+            self.folder, self.say, total=total + len(self.options.gmm.steps) + len(scored)
+        )
+        self.steps.refuse_foreign((*STEPS, *(f"gmm-{step}" for step in scored)))
         self.steps.run("data", self._data_inputs(), (), self._data)
         self.steps.run("features", self._feature_inputs(), ("data",), self._features)
         self.steps.run("lexicon", self._lexicon_inputs(), ("features",), self._lexicon)
         self._write_left_out()
-        gmm = asdict(self.options.gmm)
-        mono = {k: gmm[k] for k in ("mono_iterations", "mono_gaussians")}
-        both = {"normalisation": self.options.normalisation, "version": VERSION}
-        self.steps.run("mono", mono | both, ("lexicon",), self._mono)
-        self.steps.run("tri", gmm, ("mono",), self._tri)
-        self.steps.run("alignment", {"version": VERSION}, ("tri",), self._alignment)
-        self.steps.run("graph", self._language_inputs(), ("tri",), self._graph)
+        self._train()
+        for step in scored:
+            inputs = self._language_inputs() | {"units": self.options.units}
+            self.steps.run(f"gmm-{step}", inputs, (step,), partial(self._other, step))
+        self.steps.run("alignment", {"version": VERSION}, (self.last,), self._alignment)
+        self.steps.run("graph", self._language_inputs(), (self.last,), self._graph)
+        heard = ("gmm-lda",) if self.last == "sat" else ()
         self.steps.run(
-            "gmm", {"version": VERSION, "units": self.options.units}, ("graph",), self._gmm
+            "gmm",
+            {"version": VERSION, "units": self.options.units},
+            ("graph", *heard),
+            self._gmm,
         )
         self._write_left_out()
+        write_usual_settings(
+            self.folder, self.store("train").seconds / 3600, self.options.features[0]
+        )
         return Evaluation.read(self.folder / "gmm")
+
+    def _is_scored(self, step: str) -> bool:
+        """True of a GMM-HMM before the last one that is scored, too.
+
+        Speakers are adapted to what the step before has recognised.
+        """
+        wanted = step in self.options.score_steps or (step == "lda" and self.last == "sat")
+        return wanted and step != self.last
+
+    @property
+    def last(self) -> str:
+        """The GMM-HMM whose senones and alignment networks get."""
+        return self.options.gmm.steps[-1]
 
     def _check_language(self) -> None:
         """Check the files that the last steps need before the first step begins."""
@@ -137,144 +125,31 @@ class Preparation:
             for _ in numbered_lines(Path(self.options.lm_text)):
                 pass
 
-    # ------------------------------------------------------------------ data
-
-    def _data_inputs(self) -> Facts:
-        folders = [self.source]
-        if (self.source / "train").is_dir():
-            folders = [self.source / s for s in SPLITS if (self.source / s).is_dir()]
-        files = [path for folder in folders for path in deciding_files(folder)]
-        return {
-            "files": [file_state(path) for path in files],
-            "held_out": self.options.held_out,
-            "units": self.options.units,
-            "version": VERSION,
-        }
-
-    def _data(self, out: Path) -> Facts:
-        splits, left_out = read_splits(self.source, self.options.held_out, self.say)
-        for split, utterances in splits.items():
-            rows = [
-                asdict(u) | {"path": str(u.path.resolve()), "words": self._units(u.words)}
-                for u in utterances
-            ]
-            (out / f"{split}.json").write_text(json.dumps(rows))
-        counts = {split: len(utterances) for split, utterances in splits.items()}
-        said = ", ".join(f"{n:,} {split}" for split, n in counts.items()) + " utterances"
-        return {"said": _with(said, left_out), "left_out": left_out, "utterances": counts}
-
-    def _units(self, words: Sequence[str]) -> Sequence[str]:
-        return characters(words) if self.options.units == "character" else words
-
-    def _utterances(self, split: str) -> list[Utterance]:
-        path = self.folder / "data" / f"{split}.json"
-        rows = json.loads(path.read_text()) if path.exists() else []
-        return [
-            Utterance(
-                r["id"], r["speaker"], tuple(r["words"]), Path(r["path"]), r["start_s"], r["end_s"]
-            )
-            for r in rows
-        ]
-
-    def _splits(self) -> list[str]:
-        return [s for s in SPLITS if (self.folder / "data" / f"{s}.json").exists()]
-
-    # ------------------------------------------------------------------ features
-
-    def _feature_inputs(self) -> Facts:
-        paths = sorted({u.path for s in self._splits() for u in self._utterances(s)})
-        return {
-            "audio": [file_state(p) for p in paths],
-            "kinds": self._kinds,
-            "num_bins": self.options.num_bins,
-            "resample": self.options.resample,
-            "version": VERSION,
-        }
-
-    @property
-    def _kinds(self) -> tuple[Kind, ...]:
-        return tuple(dict.fromkeys((*self.options.features, GMM_KIND)))
-
-    def _features(self, out: Path) -> Facts:
-        left_out: dict[str, str] = {}
-        by_split = {split: self._utterances(split) for split in self._splits()}
-        everybody = [u for utterances in by_split.values() for u in utterances]
-        rate, num_samples = common_sample_rate(everybody, left_out, self.options.resample)
-        hours = {}
-        for split, utterances in by_split.items():
-            write_store(
-                out / split,
-                utterances,
-                num_samples,
-                rate,
-                self._kinds,
-                num_bins=self.options.num_bins,
-                left_out=left_out,
-                jobs=self.jobs,
-                show=self.show,
-            )
-            store = FeatureStore(out / split, GMM_KIND)
-            if len(store) == 0:
-                raise SpeechError(f"nothing is left of {split}: {reasons(left_out)}")
-            hours[split] = round(store.seconds / 3600, 4)
-        listed = ", ".join(f"{h:.2f} h {split}" for split, h in hours.items())
-        said = f"{listed} at {rate} Hz"
-        facts = {"said": _with(said, left_out), "left_out": left_out}
-        return facts | {"hours": hours, "sample_rate": rate}
-
-    def store(self, split: str, kind: Kind = "mfcc") -> FeatureStore:
-        """Open the features of a split."""
-        return FeatureStore(self.folder / "features" / split, kind, self.options.normalisation)
-
-    # ------------------------------------------------------------------ lexicon
-
-    def _lexicon_inputs(self) -> Facts:
-        source = self.options.lexicon
-        state = file_state(Path(source)) if Path(source).is_file() else source
-        return {"lexicon": state, "version": VERSION}
-
-    def _lexicon(self, out: Path) -> Facts:
-        words = {w for s in ("train", "dev") for sentence in self.store(s).words for w in sentence}
-        lexicon, missing = lexicon_for(words, self.options.lexicon)
-        if not lexicon.entries:
-            examples = ", ".join(sorted(words)[:5])
-            raise SpeechError(
-                f"no word of the transcripts ({examples}, ...) has a pronunciation in "
-                f"{self.options.lexicon}: are they in another language or spelling? Give your own "
-                "lexicon with --lexicon FILE"
-            )
-        lexicon.write(out / "lexicon.txt")
-        corpus = Corpus(self.folder / "features" / "train", out / "lexicon.txt")
-        _, left_out = alignment.usable(corpus)
-        said = f"{len(lexicon.entries):,} words, {len(lexicon.phones)} phones"
-        if missing:
-            listed = ", ".join(f"{w} ({why})" for w, why in list(missing.items())[:3])
-            said += f"; {len(missing)} words without a pronunciation: {listed}"
-        facts = {"said": _with(said, left_out), "left_out": left_out}
-        return facts | {"words": len(lexicon.entries), "missing": missing}
-
-    def corpus(self, split: str) -> Corpus:
-        """Return what the passes over a split need."""
-        return Corpus(
-            self.folder / "features" / split,
-            self.folder / "lexicon" / "lexicon.txt",
-            self.options.normalisation,
-        )
-
     # ------------------------------------------------------------------ GMM-HMM
 
+    def _train(self) -> None:
+        gmm = asdict(self.options.gmm)
+        mono = {k: gmm[k] for k in ("mono_iterations", "mono_gaussians", "mono_hours")}
+        both = {"normalisation": self.options.normalisation, "version": VERSION}
+        tri = {k: v for k, v in gmm.items() if not k.startswith(("lda", "sat"))}
+        lda = {k: v for k, v in gmm.items() if not k.startswith("sat")}
+        self.steps.run("mono", mono | both, ("lexicon",), self._mono)
+        self.steps.run("tri", tri, ("mono",), self._tri)
+        if self.options.gmm.lda:
+            self.steps.run("lda", lda, ("tri",), self._lda)
+        if self.options.gmm.sat:
+            self.steps.run("sat", gmm, ("lda",), self._sat)
+
     def _trainer(self, name: str, out: Path) -> Trainer:
-        numbers, _ = alignment.usable(self.corpus("train"))
-        return Trainer(
-            name,
-            self.corpus("train"),
-            numbers,
-            out,
-            self.options.gmm,
-            self.jobs,
-            self.show,
-            self.say,
-        )
+        corpus = self.corpus("train")
+        numbers, _ = alignment.usable(corpus)
+        options = self.options.gmm
+        if not options.senones:
+            hours = float(corpus.open().frames[numbers].sum()) / 360_000
+            phones = len(corpus.pronunciations().phones)
+            options = replace(options, senones=usual_senones(hours, phones))
+        title = self.steps.title(name)
+        return Trainer(title, corpus, numbers, out, options, self.jobs, self.show, self.say)
 
     def _mono(self, out: Path) -> Facts:
         model = self._trainer("mono", out).monophones()
@@ -284,12 +159,55 @@ class Preparation:
     def _tri(self, out: Path) -> Facts:
         start = GMMHMM.load(self.folder / "mono")
         previous = self.folder / "mono" / "alignment.npy"
-        model = self._trainer("tri", out).triphones(start, previous)
-        senones, gaussians = model.senones.num_pdfs, model.gmm.num_gaussians
-        return {"said": f"{senones} senones, {gaussians:,} Gaussians", "senones": senones}
+        return _tied(self._trainer("tri", out).triphones(start, previous))
+
+    def _lda(self, out: Path) -> Facts:
+        start = GMMHMM.load(self.folder / "tri")
+        previous = self.folder / "tri" / "alignment.npy"
+        return _tied(self._trainer("lda", out).decorrelated(start, previous))
+
+    def _sat(self, out: Path) -> Facts:
+        start = GMMHMM.load(self.folder / "lda")
+        previous = self.folder / "lda" / "alignment.npy"
+        model = self._trainer("sat", out).adapted(start, previous)
+        return _tied(model)
+
+    def _adapt(
+        self, out: Path, split: str, step: str, heard: dict[str, list[str]] | None = None
+    ) -> Path:
+        """Transform the features of a split's speakers, by what was said or, else, recognised.
+
+        Their transforms are OUT/SPLIT.npy.
+        """
+        corpus, store = self.corpus(split), self.store(split)
+        words = store.words if heard is None else [heard[name] for name in store.ids]
+        if heard is not None:
+            found = extended(
+                corpus.pronunciations(),
+                {w for sentence in words for w in sentence},
+                frozenset(GMMHMM.load(self.folder / "sat").senones.phones),
+                self.options.lexicon,
+            )
+            found.write(out / "lexicon.txt")
+            corpus = replace(corpus, lexicon=out / "lexicon.txt")
+        models = (self.folder / "lda", self.folder / "sat")
+        what = fmllr.HeardSpeakers(corpus, tuple(map(tuple, words)), models)
+        path = out / f"{split}.npy"
+        title = f"{self.steps.title(step)}: speakers of {split}"
+        fmllr.write_transforms(path, what, title=title, jobs=self.jobs, show=self.show)
+        return path
+
+    def _speakers(self, out: Path, split: str) -> Path | None:
+        """Return the transforms with which a split is aligned."""
+        if self.last != "sat":
+            return None
+        if split == "train":
+            return self.folder / "sat" / SPEAKERS
+        (out / "speakers").mkdir(exist_ok=True)
+        return self._adapt(out / "speakers", split, "alignment")
 
     def _alignment(self, out: Path) -> Facts:
-        model = self.folder / "tri"
+        model = self.folder / self.last
         senones = Senones.read(model / "tree.json")
         left_out: dict[str, str] = {}
         frames = {}
@@ -299,12 +217,12 @@ class Preparation:
             alignment.new_alignment(path, corpus.open())
             if len(numbers) == 0:
                 raise SpeechError(f"no utterance of {split} can be aligned: {reasons(unusable)}")
-            what = Pass(corpus, path, model)
+            what = Pass(corpus, path, model, self._speakers(out, split))
             found = collect(
                 what,
                 numbers,
                 realign=True,
-                title=f"aligning {split}",
+                title=f"{self.steps.title('alignment')}: {split}",
                 jobs=self.jobs,
                 show=self.show,
             )
@@ -320,7 +238,7 @@ class Preparation:
         if found_agreement is not None:
             said += f"; {found_agreement}"
             facts["agreement"] = asdict(found_agreement)
-        return facts | {"said": _with(said, left_out)}
+        return facts | {"said": with_reasons(said, left_out)}
 
     # ------------------------------------------------------------------ decoding
 
@@ -333,8 +251,11 @@ class Preparation:
         return facts
 
     def _graph(self, out: Path) -> Facts:
+        return self._write_graph(self.folder / self.last, out)
+
+    def _write_graph(self, folder: Path, out: Path) -> Facts:
         acoustic = read_lexicon(self.folder / "lexicon" / "lexicon.txt")
-        model = GMMHMM.load(self.folder / "tri")
+        model = GMMHMM.load(folder)
         source = LanguageSource(
             self.options.lm_order, self.options.lm_text, self.options.arpa, self.options.units
         )
@@ -356,25 +277,43 @@ class Preparation:
         return facts | {"said": said}
 
     def _gmm(self, out: Path) -> Facts:
+        return self._scored(self.last, "gmm", self.folder / "graph", out)
+
+    def _other(self, step: str, out: Path) -> Facts:
+        """Score a GMM-HMM that is not the last one, with a graph of its own."""
+        graph = out / "graph"
+        graph.mkdir(exist_ok=True)
+        self._write_graph(self.folder / step, graph)
+        return self._scored(step, f"gmm-{step}", graph, out)
+
+    def _scored(self, step: str, name: str, graph: Path, out: Path) -> Facts:
+        title = self.steps.title(name)
+        speakers = out / "speakers" if step == "sat" else None
+        if speakers is not None:
+            speakers.mkdir(exist_ok=True)
+            for held_out in sorted({"dev", "test"} & set(self._splits())):
+                heard = read_text(self.folder / "gmm-lda" / f"{held_out}.hyp")
+                self._adapt(speakers, held_out, name, heard)
         scorer = GMMScorer(
-            self.folder / "features", self.folder / "tri", self.options.normalisation
+            self.folder / "features", self.folder / step, self.options.normalisation, speakers
         )
-        decoder = Decoder(
-            scorer, self.folder / "graph", jobs=self.jobs, show=self.show, unit=self.options.units
-        )
+        unit = self.options.units
+        decoder = Decoder(scorer, graph, jobs=self.jobs, show=self.show, unit=unit, step=title)
         split = "test" if "test" in self._splits() else None
-        found = evaluate(decoder, out, "GMM-HMM (maximum likelihood)", split)
-        return {"said": f"{found.split} {found.score}"}
+        found = evaluate(decoder, out, SYSTEMS[step], split)
+        dev = f"dev {found.dev.errors.rate:.2%}, " if found.split != "dev" else ""
+        return {"said": f"{SYSTEMS[step]}: {dev}{found.split} {found.score}"}
 
     def _write_left_out(self) -> None:
         rows = []
         for name in ("data", "features", "lexicon", "alignment"):
             path = self.folder / name / "step.json"
             if path.exists():
-                left_out = json.loads(path.read_text())["facts"].get("left_out", {})
+                left_out = read_table(path, TABLE_LIMIT)["facts"].get("left_out", {})
                 rows += [f"{utterance}\t{name}\t{why}\n" for utterance, why in left_out.items()]
-        (self.folder / "left_out.txt").write_text("".join(rows))
+        write_lines(self.folder / "left_out.txt", rows)
 
 
-def _with(said: str, left_out: dict[str, str]) -> str:
-    return said + (f"; {reasons(left_out)}" if left_out else "")
+def _tied(model: GMMHMM) -> Facts:
+    senones, gaussians = model.senones.num_pdfs, model.gmm.num_gaussians
+    return {"said": f"{senones} senones, {gaussians:,} Gaussians", "senones": senones}

@@ -12,12 +12,15 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hocket.errors import UnreadableError
+from hocket.speech.errors import SpeechError
 from hocket.support.files import move_folder
+from hocket.support.inputs import TABLE_LIMIT, read_table
 
 Facts = dict[str, Any]
 
@@ -29,6 +32,23 @@ class Steps:
     folder: Path
     say: Callable[[str], None]
     keys: dict[str, str] = field(default_factory=dict)
+    total: int = 0  # how many steps there will be, if that is known
+
+    def title(self, name: str) -> str:
+        """Return what a progress bar calls a step: its name, and which of how many it is."""
+        number = list(self.keys).index(name) + 1 if name in self.keys else len(self.keys) + 1
+        return f"{name} (step {number} of {self.total})" if self.total else name
+
+    def refuse_foreign(self, names: Iterable[str]) -> None:
+        """Raise if a folder that a step would replace is somebody else's."""
+        for name in names:
+            for path, mark in ((name, "step.json"), (f"{name}.partial", "begun.json")):
+                there = self.folder / path
+                if there.exists() and any(there.iterdir()) and not (there / mark).exists():
+                    raise SpeechError(
+                        f"{there} is there already, and is not a step of `hocket prepare`: nothing "
+                        "in it is touched; choose another --out"
+                    )
 
     def run(
         self, name: str, inputs: Facts, after: tuple[str, ...], make: Callable[[Path], Facts]
@@ -38,7 +58,7 @@ class Steps:
         self.keys[name] = key
         done = self.folder / name
         kept = _read(done / "step.json")
-        if kept is not None and kept["key"] == key:
+        if kept is not None and kept["key"] == key and "facts" in kept:
             self.say(f"{name}: kept ({kept['facts'].get('said', 'done before')})")
             facts: Facts = kept["facts"]
             return facts
@@ -65,11 +85,13 @@ def digest(value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """Return what a step noted; None if there is nothing of the kind, so that it is done again."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = read_table(path, TABLE_LIMIT)  # with every utterance that was left out
+    except UnreadableError:
         return None
-    return found
+    whole = isinstance(found.get("key"), str) and isinstance(found.get("facts", {}), dict)
+    return found if whole else None
 
 
 def file_state(path: Path) -> list[Any]:

@@ -7,7 +7,6 @@ Windows are cut from the shared store when the minibatch is gathered; they are n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -23,11 +22,14 @@ from torch.nn.functional import cross_entropy
 from hocket.core.numerics import stable_seed
 from hocket.core.task import Item, Loss, Task
 from hocket.data.shuffle import Permutation
-from hocket.errors import TaskError, require
+from hocket.errors import TaskError, UnreadableError, require
 from hocket.models.dnn import DNN
 from hocket.models.model import TRANSFORM_FRAMES, Model, evenly_spaced
+from hocket.speech.features.augment import Augmentation
 from hocket.speech.features.spectral import Kind
 from hocket.speech.features.store import FeatureStore, Normalisation, kinds_in
+from hocket.support.arrays import read_array
+from hocket.support.inputs import TABLE_LIMIT, read_table, well_formed
 
 DEV_BATCH = 4096  # frames; the dev set is evaluated without a backward pass
 
@@ -53,11 +55,17 @@ class Labelled:
         return utterances, positions - (self.ends[at] - self.store.frames[utterances])
 
     def gather(
-        self, positions: NDArray[np.int64], context: int
+        self,
+        positions: NDArray[np.int64],
+        context: int,
+        changes: tuple[Augmentation, np.random.Generator] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return windows (n, dims) and labels (n,)."""
         utterances, frames = self.find(positions)
-        x = self.store.gather(utterances, frames, context)
+        if changes is None:
+            x = self.store.gather(utterances, frames, context)
+        else:
+            x = self.store.gather_changed(utterances, frames, context, *changes)
         labels = self.labels[self.store.first[utterances] + frames]
         return torch.from_numpy(x), torch.from_numpy(labels.astype(np.int64))
 
@@ -71,6 +79,13 @@ class SpeechTask(Task):
     batch_frames: int = 256
     features: Literal["auto", Kind] = "auto"  # auto: the first of `prepare --features`
     normalisation: Normalisation = "speaker"
+    speed: float = 0.0  # play some training frames so much slower or faster, e.g. 0.1
+    volume_db: float = 0.0  # make them louder or softer by up to so much
+    noise_share: float = 0.0  # add noise to this share of them
+    noise_snr_db: float = 10.0  # the loudest noise
+    echo_share: float = 0.0  # let sound linger in this share of them
+    mask_bins: int = 0  # hide up to so many neighbouring mel bins
+    mask_frames: int = 0  # ... and frames of the window
     model: Model = field(default_factory=DNN)
 
     def __post_init__(self) -> None:
@@ -78,11 +93,29 @@ class SpeechTask(Task):
         require(
             self.batch_frames >= 1, f"task.batch_frames must be at least 1, not {self.batch_frames}"
         )
+        self._check_changes()
         if not is_experiment(self.folder):
             raise TaskError(
                 f"{self.folder} is not a prepared experiment: make one with "
                 f"`hocket prepare DATA --out {self.experiment}`"
             )
+
+    def _check_changes(self) -> None:
+        changes = self.augmentation
+        require(
+            changes.noise_share > 0 or changes.noise_snr_db == Augmentation.noise_snr_db,
+            "task.noise_snr_db has no effect without noise: set task.noise_share, too",
+        )
+        require(
+            self.mask_frames <= 2 * self.context,
+            f"task.mask_frames = {self.mask_frames} would hide the whole window of "
+            f"{2 * self.context + 1} frames",
+        )
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How training frames are changed."""
+        return Augmentation(**{f.name: getattr(self, f.name) for f in fields(Augmentation)})
 
     def __getstate__(self) -> dict[str, Any]:  # open files cannot be sent; learners open their own
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -94,18 +127,33 @@ class SpeechTask(Task):
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads((self.folder / "alignment" / "step.json").read_text())
-        return facts
+        path = self.folder / "alignment" / "step.json"
+        try:
+            facts = read_table(path, TABLE_LIMIT)
+            with well_formed(path):
+                known = {"key": str(facts["key"]), "senones": int(facts["facts"]["senones"])}
+        except UnreadableError as error:
+            raise TaskError(f"{error}: delete {path.parent} and prepare it again") from error
+        return known
 
     @property
     def num_senones(self) -> int:
         """Number of outputs of the network."""
-        return int(self._facts["facts"]["senones"])
+        return int(self._facts["senones"])
 
     @property
     def num_inputs(self) -> int:
         """Number of inputs of the network."""
         return self._split("train").store.dims * (2 * self.context + 1)
+
+    @property
+    def preparation(self) -> str:
+        """What tells two preparations of one experiment apart."""
+        return str(self._facts["key"])
+
+    def labelled(self, split: str) -> Labelled:
+        """Open a split's features and labels, once."""
+        return self._split(split)
 
     def _split(self, split: str) -> Labelled:
         opened: dict[str, Labelled] = self.__dict__.setdefault("_splits", {})
@@ -130,17 +178,27 @@ class SpeechTask(Task):
             raise TaskError(f"{self.folder} has no aligned split {split!r}")
         store = self.store(split)
         try:
-            labels = np.load(path, mmap_mode="r")
-        except (OSError, ValueError) as error:
+            labels = read_array(path, "integer", 1, mapped=True)
+        except UnreadableError as error:
+            raise TaskError(f"{error}: delete {path.parent} and prepare it again") from error
+        if split == "train" and self.augmentation.any and self.kind != "fbank":
             raise TaskError(
-                f"{path} cannot be read ({error}): delete {path.parent} and prepare it again"
-            ) from error
+                f"speed, volume, noise, echo and masks change log mel energies, but this task "
+                f"reads {self.kind}: set task.features = 'fbank', or leave them out"
+            )
         if len(labels) != len(store.x):
             raise TaskError(
                 f"{path} has {len(labels):,} labels for {len(store.x):,} frames: delete "
                 f"{path.parent} and prepare it again"
             )
-        numbers = np.flatnonzero(labels[store.first] >= 0)
+        aligned = labels[store.first] >= 0
+        lowest = np.minimum.reduceat(labels, store.first) if len(store) else labels[:0]
+        if len(labels) and (labels.max() >= self.num_senones or (aligned & (lowest < 0)).any()):
+            raise TaskError(
+                f"{path} has the senones {labels.min()} to {labels.max()}, but there are "
+                f"{self.num_senones}, from 0: delete {path.parent} and prepare it again"
+            )
+        numbers = np.flatnonzero(aligned)
         return Labelled(store, labels, numbers, np.cumsum(store.frames[numbers]))
 
     # ------------------------------------------------------------------ Task
@@ -178,9 +236,14 @@ class SpeechTask(Task):
         data = self._split(split)
         start = int(str(item.id).rpartition("-")[2]) * self._batch(split)
         positions = np.arange(start, start + item.frames)
-        if split == "train":
-            positions = self._order(epoch)(positions)
-        return data.gather(positions, self.context)
+        if split != "train":
+            return data.gather(positions, self.context)
+        positions = self._order(epoch)(positions)
+        changes = self.augmentation
+        if not changes.any:
+            return data.gather(positions, self.context)
+        rng = np.random.default_rng(stable_seed("augmentation", epoch, str(item.id)))
+        return data.gather(positions, self.context, (changes, rng))
 
     def _order(self, epoch: int) -> Permutation:
         known: dict[int, Permutation] = self.__dict__.setdefault("_orders", {})

@@ -36,9 +36,11 @@ from hocket.speech.corpus.options import KINDS, NUM_NOISES, SPLITS, CorpusOption
 from hocket.speech.corpus.recording import NOISE_LEVEL, Microphone
 from hocket.speech.errors import SpeechError
 from hocket.speech.input import audio
-from hocket.support.files import atomically, folder_atomically
+from hocket.support.files import atomically, folder_atomically, write_lines
+from hocket.support.inputs import TABLE_LIMIT, read_json, read_table
+from hocket.support.ownership import owned
 from hocket.support.parallel import chunks, default_jobs, ordered_map
-from hocket.support.progress import progress
+from hocket.support.progress import print_line, progress
 
 SHARE: Final = {"train": 0.6, "dev": 0.2, "test": 0.2}  # of the voices
 NOISE_S: Final = 12.0
@@ -196,7 +198,7 @@ def speak(job: tuple[CorpusOptions, Sequence[Speaker], Path]) -> list[dict[str, 
     options, speakers, root = job
     kept = root / "parts" / f"{speakers[0].id}.json"
     if kept.exists():
-        known: list[dict[str, Any]] = json.loads(kept.read_text())
+        known: list[dict[str, Any]] = read_json(kept, TABLE_LIMIT)
         return known
     synthesiser = espeak.Espeak()
     records = [_speaker(options, speaker, root, synthesiser) for speaker in speakers]
@@ -253,6 +255,13 @@ def build(
     finished = _open(root, facts)
     if finished is not None:
         return finished
+    with owned(root, "hocket corpus", print_line):
+        return _build(options, root, facts, jobs, show)
+
+
+def _build(
+    options: CorpusOptions, root: Path, facts: dict[str, Any], jobs: int, show: bool
+) -> dict[str, Any]:
     speakers = plan(options)
     if options.snr_db is not None:
         missing = [s for s in SPLITS if not (root / "noise" / s).exists()]
@@ -302,7 +311,7 @@ def _open(root: Path, facts: dict[str, Any]) -> dict[str, Any] | None:
     for path in (done, begun):
         if not path.exists():
             continue
-        there: dict[str, Any] = json.loads(path.read_text())
+        there = read_table(path)
         other = [k for k in facts if there.get(k) != facts[k]]
         if other:
             key = other[0]
@@ -356,7 +365,7 @@ def _ctm(utterance: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _write_table(folder: Path, name: str, rows: Iterator[tuple[str, str]]) -> None:
-    (folder / name).write_text("".join(f"{key} {value}\n" for key, value in rows))
+    write_lines(folder / name, (f"{key} {value}\n" for key, value in rows))
 
 
 def _write_lm_text(path: Path, options: CorpusOptions) -> None:
@@ -364,7 +373,7 @@ def _write_lm_text(path: Path, options: CorpusOptions) -> None:
     rng = np.random.default_rng([options.seed, 5])
     rows = [kind.space.join(kind.sentence(rng)) + "\n" for _ in range(kind.lm_sentences)]
     if rows:
-        path.write_text("".join(rows))
+        write_lines(path, rows)
 
 
 def _write_lexicon(path: Path, records: list[dict[str, Any]]) -> None:
@@ -388,4 +397,4 @@ def _write_lexicon(path: Path, records: list[dict[str, Any]]) -> None:
                 )
                 seen[word, phones] += 1
     rows = sorted(seen, key=lambda key: (key[0], -seen[key], key[1]))
-    path.write_text("".join(f"{word} {' '.join(phones)}\n" for word, phones in rows if phones))
+    write_lines(path, (f"{word} {' '.join(phones)}\n" for word, phones in rows if phones))

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from hocket.core.limits import check_numbers
 from hocket.errors import nearest, require
 from hocket.speech.corpus import assistant, digits, mandarin
 
@@ -63,15 +64,16 @@ class CorpusOptions:
             self.kind in KINDS,
             f"no corpus {self.kind!r}: there are {', '.join(KINDS)}.{nearest(self.kind, KINDS)}",
         )
-        require(0 < self.hours <= 1000, f"--hours must be above 0, not {self.hours:g}")
+        require(0 < self.hours <= 1000, f"--hours must be above 0 and at most 1000: {self.hours:g}")
         require(
-            self.held_out_hours is None or self.held_out_hours > 0,
-            "--held-out-hours must be above 0",
+            self.held_out_hours is None or 0 < self.held_out_hours <= 1000,
+            "--held-out-hours must be above 0 and at most 1000",
         )
         require(
             self.sample_rate in (8000, 16000),
             f"--sample-rate must be 8000 or 16000, not {self.sample_rate}",
         )
+        check_numbers(self, "corpus")
         require(self.seed >= 0, f"--seed must be at least 0, not {self.seed}")
         if self.snr_db is not None:
             low, high = self.snr_db

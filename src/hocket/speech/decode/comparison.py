@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hocket.speech.decode.scoring import Unit, Words, check_same, in_units
+from hocket.speech.decode.scoring import check_same, in_units
+from hocket.speech.units import Unit, Words
 
 REPLICATIONS: Final = 10_000
 PIECE: Final = 500  # replications at a time

@@ -7,15 +7,14 @@ path with the best
     acoustic_scale * sum of log-likelihoods + log P(words, durations) - word_penalty * words
 
 The WER depends on the scale more than on most things one would compare, so scale and penalty are
-tuned on dev for every model. The optimum must lie inside the grid; while it does not, the grid is
-widened.
+tuned for every model (`tuning.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,18 +23,18 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.core.limits import check_numbers
 from hocket.errors import require
-from hocket.speech.decode.scoring import Unit, count
+from hocket.speech.errors import SpeechError
 from hocket.speech.features.store import FeatureStore, Normalisation
 from hocket.speech.gmm.alignment import GMMHMM
+from hocket.speech.gmm.speakers import Speakers
 from hocket.speech.graph.graph import Graph
+from hocket.speech.units import Unit
 from hocket.support.parallel import chunks, ordered_map
 from hocket.support.progress import progress
 
 PIECE: Final = 24  # utterances of one job
-SCALE: Final = 0.14  # where tuning begins
-COARSE, FINE, STEP = 1.4, 1.18, 1.0  # ratios of neighbouring scales, difference of penalties
-MAX_WIDENING: Final = 10  # how often a line of settings is made longer
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Search:
 
     def __post_init__(self) -> None:
         require(self.beam > 0, f"beam must be above 0, not {self.beam}")
+        check_numbers(self, "search")
         require(self.max_active >= 10, f"max_active must be at least 10, not {self.max_active}")
 
 
@@ -56,10 +56,6 @@ class Setting:
 
     scale: float
     penalty: float
-
-    def moved(self, way: int, ratio: float, step: float) -> Setting:
-        """Return a neighbour: the scale times or over `ratio`, the penalty plus or minus `step`."""
-        return Setting(self.scale * ratio**way, self.penalty + way * step)
 
 
 class Scorer(Protocol):
@@ -83,6 +79,7 @@ class GMMScorer:
     features: Path
     model: Path
     normalisation: Normalisation
+    speakers: Path | None = None  # a folder with the transforms of each split's speakers: SPLIT.npy
 
     def store(self, split: str) -> FeatureStore:
         """Open the cepstra."""
@@ -90,7 +87,11 @@ class GMMScorer:
 
     def scores(self, store: FeatureStore, number: int) -> NDArray[np.float32]:
         """Return the log-likelihoods of all mixtures for every frame."""
-        return _gmm(self.model).log_likelihoods(store.utterance(number))
+        model, w = _gmm(self.model), None
+        if self.speakers is not None:
+            path = self.speakers / f"{store.folder.name}.npy"
+            w = Speakers.read(path, store, model.front.dims).of(number)
+        return model.log_likelihoods(store.utterance(number), w)
 
 
 @lru_cache(maxsize=2)
@@ -117,6 +118,11 @@ def _decode_piece(job: _Job, numbers: Sequence[int]) -> list[list[list[str]]]:
     answers = []
     for number in numbers:
         scores = job.scorer.scores(store, number)
+        if scores.shape[1] < graph.num_pdfs:  # the search would read beyond the end of a row
+            raise SpeechError(
+                f"{job.graph} needs {graph.num_pdfs} senones, but the model has "
+                f"{scores.shape[1]}: they belong to different preparations; prepare again"
+            )
         answers.append(
             [
                 decode_one(
@@ -164,17 +170,23 @@ class Decoder:
     jobs: int = 1
     show: bool = True
     unit: Unit = "word"  # what the transcripts consist of
+    step: str = ""  # of what longer work, for the progress display
 
     def decode(
-        self, split: str, settings: Sequence[Setting], title: str | None = None
+        self,
+        split: str,
+        settings: Sequence[Setting],
+        title: str | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[dict[str, list[str]]]:
-        """Return, for each setting, the words of each utterance."""
+        """Return, for each setting, the words of each utterance, or of those with some numbers."""
         store = self._stores(split)
         job = _Job(self.scorer, self.graph, split, tuple(settings), self.search)
-        pieces = chunks(range(len(store)), PIECE)
-        title = title or f"decoding {split}"
+        wanted = range(len(store)) if numbers is None else numbers
+        pieces = chunks(wanted, min(PIECE, max(1, len(wanted) // (2 * self.jobs))))
+        title = ": ".join(filter(None, (self.step, title or f"decoding {split}")))
         found: list[dict[str, list[str]]] = [{} for _ in settings]
-        with progress(title, float(len(store)), unit="utterances", wanted=self.show) as advance:
+        with progress(title, float(len(wanted)), unit="utterances", wanted=self.show) as advance:
             answers = ordered_map(
                 partial(_decode_piece, job), pieces, jobs=self.jobs, what=f"decoding {split}"
             )
@@ -184,10 +196,6 @@ class Decoder:
                     for hyps, words in zip(found, row, strict=True):
                         hyps[store.ids[number]] = words
         return found
-
-    def tune(self, split: str = "dev") -> Tuning:
-        """Find scale and penalty with the fewest errors on a split."""
-        return Tuning(self, split).run()
 
     def references(self, split: str) -> dict[str, list[str]]:
         """Return the transcripts of a split."""
@@ -205,67 +213,3 @@ class Decoder:
 
     def _stores(self, split: str) -> FeatureStore:
         return _open(self.scorer, split)
-
-
-# ---------------------------------------------------------------------------- tuning
-
-
-@dataclass
-class Tuning:
-    """A search along one axis after the other: a line of settings grows until its best is inside.
-
-    Decoding spends most of its time here. A small scale prunes little and is slow, so smaller
-    scales are tried only while they reduce the errors.
-    """
-
-    decoder: Decoder
-    split: str
-    errors: dict[Setting, int] = field(default_factory=dict)
-    inside: bool = True
-
-    @cached_property
-    def _refs(self) -> dict[str, list[str]]:
-        return self.decoder.references(self.split)
-
-    @property
-    def best(self) -> Setting:
-        """The setting with the fewest errors; of equals, the middle one."""
-        fewest = min(self.errors.values())
-        equals = sorted(s for s, n in self.errors.items() if n == fewest)
-        return equals[len(equals) // 2]
-
-    def run(self) -> Tuning:
-        """Tune scale, then penalty, then both again around the best, the scale in finer steps."""
-        start = self._line(Setting(SCALE, 0.0), ratio=COARSE)
-        start = self._line(start, step=STEP)
-        start = self._line(start, ratio=FINE)
-        self._line(start, step=STEP)
-        return self
-
-    def _line(self, start: Setting, *, ratio: float = 1.0, step: float = 0.0) -> Setting:
-        """Add neighbours along one axis until the best is not at an end; return the best."""
-        line = [start.moved(-1, ratio, step), start, start.moved(1, ratio, step)]
-        for _ in range(MAX_WIDENING):
-            self._evaluate(line)
-            errors = [self.errors[setting] for setting in line]
-            fewest = min(errors)
-            equals = [setting for setting in line if self.errors[setting] == fewest]
-            best = equals[len(equals) // 2]
-            if fewest in errors[1:-1]:
-                return best
-            if errors[0] == fewest:
-                line.insert(0, line[0].moved(-1, ratio, step))
-            else:
-                line.append(line[-1].moved(1, ratio, step))
-        self.inside = False
-        return best
-
-    def _evaluate(self, settings: Sequence[Setting]) -> None:
-        new = [s for s in settings if s not in self.errors]
-        if not new:
-            return
-        found = self.decoder.decode(self.split, new, f"tuning on {self.split}")
-        ids = list(self._refs)
-        for setting, hyps in zip(new, found, strict=True):
-            refs = [self._refs[i] for i in ids]
-            self.errors[setting] = count(refs, [hyps[i] for i in ids]).total

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import kaldialign
 
 from hocket.speech.errors import SpeechError
+from hocket.speech.units import Unit, Words, characters
 
 REPLICATIONS = 2000
-Words = Sequence[str]
-Unit: TypeAlias = Literal["word", "character"]
 RATES: Final[dict[Unit, str]] = {"word": "WER", "character": "CER"}
 
 
@@ -65,11 +64,6 @@ def count(refs: Sequence[Words], hyps: Sequence[Words]) -> Errors:
     """Count the errors in some utterances."""
     found = kaldialign.batch_error_rate([list(r) for r in refs], [list(h) for h in hyps])
     return Errors(found["ref_len"], found["sub"], found["del"], found["ins"])
-
-
-def characters(words: Words) -> list[str]:
-    """Cut words into characters; spaces do not count."""
-    return list("".join(words))
 
 
 def in_units(texts: Mapping[str, Words], unit: Unit) -> Mapping[str, Words]:

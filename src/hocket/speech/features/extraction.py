@@ -7,10 +7,11 @@ before the long work begins. An utterance that cannot be used is left out, with 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -22,11 +23,9 @@ from hocket.speech.features.spectral import SAMPLE_RATES, Kind, analysis, extrac
 from hocket.speech.features.store import new_array
 from hocket.speech.input import audio
 from hocket.speech.input.datadir import Utterance
-from hocket.speech.input.resampling import resampled_length
 from hocket.support.parallel import chunks, ordered_map
 from hocket.support.progress import progress
 
-Sums: TypeAlias = NDArray[np.float64]
 PIECE = 64  # utterances of one job
 
 
@@ -36,81 +35,107 @@ class _Piece:
     kinds: tuple[Kind, ...]
     num_bins: int
     sample_rate: int
+    channel: audio.Channel
     utterances: Sequence[Utterance]
     firsts: Sequence[int]
     lengths: Sequence[int]
 
 
-def common_sample_rate(
-    utterances: Sequence[Utterance], left_out: dict[str, str], resample_to: int | None = None
-) -> tuple[int, dict[str, int]]:
-    """Look at all headers; return the one sample rate, and how many samples each utterance has.
+@dataclass
+class Recordings:
+    """What the headers of all files say, and what becomes of their rates and channels."""
 
-    Utterances with a bad header are put into `left_out`. Mixed rates are an error unless all audio
-    is to be resampled: features of two rates do not belong in one model.
+    sample_rate: int  # of all features
+    num_samples: dict[str, int] = field(default_factory=dict)  # of each utterance, at that rate
+    channel: audio.Channel = "mean"
+    notes: list[str] = field(default_factory=list)  # for the user
+
+
+def look_at(
+    utterances: Sequence[Utterance],
+    left_out: dict[str, str],
+    resample_to: int | None = None,
+    channel: audio.Channel = "mean",
+) -> Recordings:
+    """Look at all headers; choose the one rate, and say how many samples each utterance has.
+
+    Utterances with a bad header are put into `left_out`. Features of two rates do not belong in one
+    model, so audio of other rates is brought to `resample_to`, or to the highest known rate that
+    all files have at least: a higher one would leave the upper bands of some files empty.
     """
-    infos: dict[Path, audio.AudioInfo | str] = {}
-    samples: dict[str, int] = {}
-    rates: dict[int, Path] = {}
+    infos: dict[Path, audio.AudioInfo] = {}
+    for path in dict.fromkeys(u.path for u in utterances):
+        try:
+            infos[path] = audio.probe(path)
+            audio.check_channel(infos[path], channel, path)
+        except SpeechError as error:
+            infos.pop(path, None)
+            left_out |= {u.id: str(error) for u in utterances if u.path == path}
+    rates = {info.sample_rate: path for path, info in infos.items()}
+    found = Recordings(resample_to or _common_rate(rates), channel=channel)
     for utterance in utterances:
-        if utterance.path not in infos:
-            infos[utterance.path] = _probe(utterance.path)
-        info = infos[utterance.path]
-        if isinstance(info, str):
-            left_out[utterance.id] = info
-            continue
-        end = info.num_samples
-        if utterance.end_s is not None:
-            end = min(end, round(utterance.end_s * info.sample_rate))
-        length = max(0, end - round(utterance.start_s * info.sample_rate))
-        to_rate = resample_to or info.sample_rate
-        samples[utterance.id] = resampled_length(length, info.sample_rate, to_rate)
-        rates.setdefault(to_rate, utterance.path)
-    _refuse_rates(rates)
-    return next(iter(rates), 0), samples
+        if utterance.path in infos:
+            length = _length(utterance, infos[utterance.path], found.sample_rate)
+            if length > audio.MAX_UTTERANCE_S * found.sample_rate:  # no room is reserved for it
+                why = audio.too_long(utterance.path, length, found.sample_rate)
+                left_out[utterance.id] = str(why)
+            else:
+                found.num_samples[utterance.id] = length
+    found.notes = _notes(infos, found)
+    return found
 
 
-def _refuse_rates(rates: dict[int, Path]) -> None:
-    """Raise unless there is only one rate and it is supported."""
-    known = " and ".join(map(str, SAMPLE_RATES))
-    if len(rates) > 1:
-        listed = ", ".join(f"{rate} Hz ({path})" for rate, path in sorted(rates.items()))
+def _common_rate(rates: dict[int, Path]) -> int:
+    """Return the highest supported rate that no file is below."""
+    lowest = min(rates, default=max(SAMPLE_RATES))
+    fitting = [rate for rate in SAMPLE_RATES if rate <= lowest]
+    if not fitting:
         raise SpeechError(
-            f"mixed sample rates: {listed}. Give --resample {min(SAMPLE_RATES)} (or "
-            f"{max(SAMPLE_RATES)}) to bring all audio to one rate"
+            f"sample rate {lowest} Hz ({rates[lowest]}): features need at least "
+            f"{min(SAMPLE_RATES)} Hz. Give --resample {min(SAMPLE_RATES)} to use it nevertheless; "
+            "its upper bands will be empty"
         )
-    for rate, path in rates.items():
-        if rate not in SAMPLE_RATES:
-            raise SpeechError(
-                f"sample rate {rate} Hz ({path}): only {known} Hz are supported. Give --resample "
-                f"{max(SAMPLE_RATES)} (or {min(SAMPLE_RATES)}) to have the audio resampled"
-            )
+    return max(fitting)
 
 
-def _probe(path: Path) -> audio.AudioInfo | str:
-    try:
-        info = audio.probe(path)
-    except SpeechError as error:
-        return str(error)
-    if info.channels != 1:
-        return f"{path}: {info.channels} channels: split them into files of one each"
-    return info
+def _length(utterance: Utterance, info: audio.AudioInfo, sample_rate: int) -> int:
+    end = info.num_samples
+    if utterance.end_s is not None:
+        end = min(end, round(utterance.end_s * info.sample_rate))
+    length = max(0, end - round(utterance.start_s * info.sample_rate))
+    return audio.resampled_length(length, info.sample_rate, sample_rate)
+
+
+def _notes(infos: dict[Path, audio.AudioInfo], found: Recordings) -> list[str]:
+    """Say which files are not used as they are."""
+    rates = Counter(info.sample_rate for info in infos.values())
+    notes = [
+        f"{count:,} files resampled from {rate} Hz"
+        for rate, count in sorted(rates.items())
+        if rate != found.sample_rate
+    ]
+    several = sum(info.channels > 1 for info in infos.values())
+    if several:
+        which = "the mean" if found.channel == "mean" else f"channel {found.channel}"
+        notes.append(f"{which} of the channels of {several:,} files")
+    return notes
 
 
 def write_store(
     folder: Path,
     utterances: Sequence[Utterance],
-    num_samples: dict[str, int],
-    sample_rate: int,
+    recordings: Recordings,
     kinds: Sequence[Kind],
     *,
     num_bins: int = 40,
     left_out: dict[str, str],
+    title: str = "features",
     jobs: int = 1,
     show: bool = True,
 ) -> None:
     """Extract features of all utterances in parallel; unreadable ones go to `left_out`."""
     folder.mkdir(parents=True, exist_ok=True)
+    sample_rate, num_samples = recordings.sample_rate, recordings.num_samples
     frame = analysis(sample_rate, num_bins)
     known = [u for u in utterances if u.id in num_samples]
     lengths = [
@@ -129,6 +154,7 @@ def write_store(
             tuple(kinds),
             num_bins,
             sample_rate,
+            recordings.channel,
             [known[i] for i in numbers],
             [int(firsts[i]) for i in numbers],
             [lengths[i] for i in numbers],
@@ -137,9 +163,8 @@ def write_store(
     ]
     index: list[dict[str, Any]] = []
     sums: dict[Kind, list[NDArray[np.float64]]] = {kind: [] for kind in kinds}
-    with progress(
-        f"features of {folder.name}", float(firsts[-1]), unit="frames", wanted=show
-    ) as go:
+    title = f"{title}: {folder.name}"
+    with progress(title, float(firsts[-1]), unit="frames", wanted=show) as go:
         for piece, answers in zip(
             pieces,
             ordered_map(_extract_piece, pieces, jobs=jobs, what="extracting features"),
@@ -176,7 +201,11 @@ def _extract_piece(piece: _Piece) -> list[str | list[NDArray[np.float64]]]:
         sums = []
         try:
             samples = audio.read(
-                utterance.path, utterance.start_s, utterance.end_s, piece.sample_rate
+                utterance.path,
+                utterance.start_s,
+                utterance.end_s,
+                piece.sample_rate,
+                piece.channel,
             )
             for kind, file in files.items():
                 bins = piece.num_bins if kind == "fbank" else None

@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.speech.input.resampling import resample, windowed_sinc
+from hocket.speech.features.low_pass import low_passed, windowed_sinc
 
 RATE: Final = 4000  # Hz, after a low-pass at CUTOFF
 CUTOFF: Final = 1000.0
@@ -52,7 +52,7 @@ LAST_LAG = floor(RATE * (1 / MIN_HZ + _REACH))
 
 def raw_pitch(samples: Array, sample_rate: int) -> Array:
     """Return (frames, 2): NCCF, and pitch in Hz."""
-    x = resample(samples, sample_rate, RATE, CUTOFF, LOW_PASS_ZEROS)
+    x = low_passed(samples, sample_rate, RATE, CUTOFF, LOW_PASS_ZEROS)
     num_frames = max(0, (len(x) - WINDOW) // SHIFT + 1)
     if num_frames == 0:
         return np.zeros((0, 2))

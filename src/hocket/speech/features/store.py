@@ -11,7 +11,6 @@ than one hour. `extraction.py` writes these files.
 
 from __future__ import annotations
 
-import json
 import os
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +20,12 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, UnreadableError
 from hocket.speech.errors import SpeechError
+from hocket.speech.features.augment import Augmentation
 from hocket.speech.features.spectral import Kind
+from hocket.support.arrays import read_array
+from hocket.support.inputs import TABLE_LIMIT, read_table, well_formed
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
@@ -41,22 +43,36 @@ class FeatureStore:
             raise ConfigError(f"normalisation must be one of {choices}, not {normalisation!r}")
         self.folder, self.kind, self.normalisation = folder, kind, normalisation
         try:
-            facts = json.loads((folder / "index.json").read_text())
-            self.x: Floats = np.load(folder / f"{kind}.npy", mmap_mode="r")
-            self._sums: NDArray[np.float64] = np.load(folder / f"{kind}.sums.npy")
-        except (OSError, ValueError) as error:
+            index = folder / "index.json"
+            facts = read_table(index, TABLE_LIMIT)
+            self.x: Floats = read_array(folder / f"{kind}.npy", "float", 2, mapped=True)
+            sums = read_array(folder / f"{kind}.sums.npy", "float", 3)
+            self._sums: NDArray[np.float64] = sums
+            with well_formed(index):
+                self._read_index(facts)
+        except UnreadableError as error:
             raise SpeechError(
                 f"{folder} holds no {kind} features that can be read ({error}): prepare it again"
                 f"{_others(folder, kind)}"
             ) from error
+
+    def _read_index(self, facts: dict[str, Any]) -> None:
+        """Take over what is known of the utterances; their frames must lie in the features."""
         rows = facts["utterances"]
-        self.sample_rate: int = facts["sample_rate"]
-        self.ids: list[str] = [row["id"] for row in rows]
-        self.speakers: list[str] = [row["speaker"] for row in rows]
-        self.words: list[list[str]] = [row["words"] for row in rows]
-        self.paths: list[str] = [row["path"] for row in rows]
-        self.first: Ints = np.array([row["first"] for row in rows], dtype=np.int64)
-        self.frames: Ints = np.array([row["frames"] for row in rows], dtype=np.int64)
+        self.sample_rate: int = int(facts["sample_rate"])
+        self.ids: list[str] = [str(row["id"]) for row in rows]
+        self.speakers: list[str] = [str(row["speaker"]) for row in rows]
+        self.words: list[list[str]] = [[str(word) for word in row["words"]] for row in rows]
+        self.paths: list[str] = [str(row["path"]) for row in rows]
+        self.first: Ints = np.array([int(row["first"]) for row in rows], dtype=np.int64)
+        self.frames: Ints = np.array([int(row["frames"]) for row in rows], dtype=np.int64)
+        ends = self.first + self.frames
+        if len(rows) and not (self.first.min() >= 0 and self.frames.min() >= 1):
+            raise ValueError("an utterance has no frame, or begins before the first one")
+        if len(rows) and (ends.max() > len(self.x) or ends.min() < 0):
+            raise ValueError("an utterance ends after the last frame")
+        if self._sums.shape != (len(rows), 2, self.dims):
+            raise ValueError(f"sums of shape {self._sums.shape} for {len(rows)} utterances")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -112,6 +128,75 @@ class FeatureStore:
         x *= scale[utterances][:, None]
         return x.reshape(len(rows), -1)
 
+    def gather_changed(
+        self,
+        utterances: Ints,
+        frames: Ints,
+        context: int,
+        augmentation: Augmentation,
+        rng: np.random.Generator,
+    ) -> Floats:
+        """Return the same with the changes of an augmentation."""
+        shift, scale = self._shift_scale
+        speeds = augmentation.speeds(rng, len(frames))
+        steps = 1.0 + augmentation.speed * speeds.astype(np.float64)
+        x = self._windows(utterances, frames, context, steps)
+        augmentation.energies_(x, self._levels[utterances], rng)
+        x -= shift[utterances][:, None]
+        x *= scale[utterances][:, None]
+        augmentation.spectra_(x, speeds, self.sample_rate, rng)
+        return x.reshape(len(x), -1)
+
+    def stretches(
+        self,
+        utterances: Ints,
+        starts: Ints,
+        size: int,
+        changes: tuple[Augmentation, np.random.Generator] | None = None,
+    ) -> Floats:
+        """Return `size` frames of each utterance from `starts` on, normalised: (n, size, dims).
+
+        Before and after an utterance its first or last frame is repeated. Of an augmentation, all
+        but the speed is applied.
+        """
+        shift, scale = self._shift_scale
+        first = self.first[utterances][:, None]
+        last = first + self.frames[utterances][:, None] - 1
+        rows = np.clip(first + starts[:, None] + np.arange(size), first, last)
+        x: Floats = self.x.take(rows, axis=0)
+        if changes is not None:
+            changes[0].energies_(x, self._levels[utterances], changes[1])
+        x -= shift[utterances][:, None]
+        x *= scale[utterances][:, None]
+        if changes is not None:
+            still = np.zeros(len(x), np.int64)
+            changes[0].spectra_(x, still, self.sample_rate, changes[1])
+        return x
+
+    def _windows(
+        self, utterances: Ints, frames: Ints, context: int, steps: NDArray[np.float64]
+    ) -> Floats:
+        """Return windows whose frames lie `steps` apart: between two frames, a mixture of both."""
+        first = self.first[utterances][:, None]
+        last = first + self.frames[utterances][:, None] - 1
+        at = first + frames[:, None] + np.arange(-context, context + 1) * steps[:, None]
+        at = np.clip(at, first, last)
+        low = at.astype(np.int64)
+        x: Floats = self.x.take(low, axis=0)
+        share = (at - low).astype(np.float32)
+        between = np.flatnonzero(share.any(axis=1))
+        after = self.x.take(np.minimum(low[between] + 1, last[between]), axis=0)
+        x[between] += share[between][:, :, None] * (after - x[between])
+        return x
+
+    @cached_property
+    def _levels(self) -> Floats:
+        """How loud each utterance is: the logarithm of the mean energy of an average bin."""
+        mean = self._sums[:, 0] / self.frames[:, None]
+        variance = np.maximum(self._sums[:, 1] / self.frames[:, None] - mean**2, 0.0)
+        level: Floats = (mean + variance / 2).mean(1).astype(np.float32)  # log-normal energies
+        return level
+
 
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Create a memory-mapped file and reserve its space on the disk.
@@ -137,10 +222,11 @@ def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 def kinds_in(folder: Path) -> list[Kind]:
     """Return the kinds of features of a split, the one that networks read by default first."""
     try:
-        kinds: list[Kind] = json.loads((folder / "index.json").read_text())["kinds"]
-    except (OSError, ValueError, KeyError):
+        kinds = read_table(folder / "index.json", TABLE_LIMIT).get("kinds", [])
+    except UnreadableError:
         return []
-    return kinds
+    known = get_args(Kind)
+    return [kind for kind in kinds if kind in known] if isinstance(kinds, list) else []
 
 
 def _others(folder: Path, kind: Kind) -> str:

@@ -20,22 +20,21 @@ import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from hocket.speech.features.spectral import NUM_CEPSTRA, add_deltas
+from hocket.errors import UnreadableError
 from hocket.speech.features.store import FeatureStore, Normalisation, new_array
+from hocket.speech.gmm.front import Front, as_tensor, deltas
 from hocket.speech.gmm.gmm import GMM, Densities, Moments
-from hocket.speech.gmm.senones import NUM_STATES, SILENCE_ID, ContextStats, Senones
+from hocket.speech.gmm.speakers import Speakers, transformed
 from hocket.speech.graph.graph import alignment_graph
 from hocket.speech.graph.lexicon import Lexicon, read_lexicon
+from hocket.speech.graph.senones import NUM_STATES, SILENCE_ID, ContextStats, Senones
+from hocket.support.arrays import read_array, read_arrays
 from hocket.support.files import atomically
 from hocket.support.parallel import chunks, ordered_map
 from hocket.support.progress import progress
 
 PIECE: Final = 48  # utterances of one job
-BEAMS: Final = (150.0, 600.0)  # in log-likelihood; the second is used if the first finds no path
-# Deltas reach 40 ms to each side: at full weight, a phone would begin while the silence before it
-# still lasts. With less weight, alignments are closer to the synthesiser's times
-# (tests/speech/test_known_times.py compares them). Recognition gives deltas full weight.
-DELTA_WEIGHT: Final = 0.1
+BEAMS: Final = (150.0, 600.0, 2400.0)  # in log-likelihood; the next is used if one finds no path
 LOOP_RANGE: Final = (0.05, 0.98)
 R = TypeVar("R")
 Ints32 = NDArray[np.int32]
@@ -43,12 +42,12 @@ Ints32 = NDArray[np.int32]
 
 @dataclass
 class GMMHMM:
-    """A GMM and a loop probability for every senone, and the scale to unit variance of features."""
+    """A GMM and a loop probability for every senone, and what it sees of an utterance."""
 
     senones: Senones
     gmm: GMM
     loop: NDArray[np.float64]  # (pdfs,) probability of staying in a state
-    scale: NDArray[np.float32]  # (dims,)
+    front: Front
 
     def save(self, folder: Path) -> None:
         """Write model.npz, loops.npz and tree.json."""
@@ -56,18 +55,30 @@ class GMMHMM:
         self.senones.write(folder / "tree.json")
         for name, save in (
             ("model.npz", self.gmm.save),
-            ("loops.npz", lambda path: np.savez(path, loop=self.loop, scale=self.scale)),
+            ("loops.npz", self._save_rest),
         ):
             with atomically(folder / name) as partial_path:  # training is resumed from it
                 save(partial_path)
 
+    def _save_rest(self, path: Path) -> None:
+        front = self.front
+        np.savez(path, loop=self.loop, transform=front.transform, weights=front.weights)
+
     @classmethod
     def load(cls, folder: Path) -> GMMHMM:
         """Read what `save` wrote."""
-        with np.load(folder / "loops.npz") as arrays:
-            loop, scale = arrays["loop"], arrays["scale"]
+        arrays = read_arrays(
+            folder / "loops.npz",
+            {"loop": ("float", 1), "transform": ("float", 2), "weights": ("float", 1)},
+        )
+        loop, front = arrays["loop"], Front(arrays["transform"], arrays["weights"])
         senones = Senones.read(folder / "tree.json")
-        return cls(senones, GMM.load(folder / "model.npz"), loop, scale)
+        gmm = GMM.load(folder / "model.npz")
+        pdfs, _, dims = gmm.mean.shape
+        fits = pdfs == senones.num_pdfs == len(loop) and dims == front.dims == len(front.weights)
+        if not fits:
+            raise UnreadableError.of(folder, "its files belong to different models: train it again")
+        return cls(senones, gmm, loop, front)
 
     @cached_property
     def recognising(self) -> Densities:
@@ -76,15 +87,17 @@ class GMMHMM:
 
     @cached_property
     def aligning(self) -> Densities:
-        """Densities in which deltas have less weight, see `DELTA_WEIGHT`."""
-        weights = torch.full((len(self.scale),), DELTA_WEIGHT)
-        weights[:NUM_CEPSTRA] = 1.0
-        return self.gmm.densities(weights)
+        """Densities in which deltas have less weight, see `front.DELTA_WEIGHT`."""
+        return self.gmm.densities(torch.from_numpy(self.front.weights))
 
-    def log_likelihoods(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return (frames, pdfs) for normalised cepstra without deltas."""
-        scaled = torch.from_numpy(add_deltas(x) * self.scale)
-        scores: NDArray[np.float32] = self.recognising.log_likelihoods(scaled).numpy()
+    def log_likelihoods(
+        self, x: NDArray[np.float32], w: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float32]:
+        """Return (frames, pdfs) for normalised cepstra; `w`: the transform of their speaker."""
+        seen = as_tensor(self.front, x)
+        if w is not None:
+            seen = transformed(seen, w)
+        scores: NDArray[np.float32] = self.recognising.log_likelihoods(seen).numpy()
         return scores
 
 
@@ -118,8 +131,7 @@ def _open_lexicon(path: Path) -> Lexicon:
 def phones_of(lexicon: Lexicon, words: Sequence[str]) -> list[list[list[int]]]:
     """Return, for each word, its pronunciations as phone ids."""
     return [
-        [[lexicon.phone_id[p] for p in phones] for phones in lexicon.entries[word]]
-        for word in words
+        [[lexicon.phone_id[p] for p in phones] for phones in lexicon.said(word)] for word in words
     ]
 
 
@@ -134,11 +146,11 @@ def usable(corpus: Corpus) -> tuple[NDArray[np.int64], dict[str, str]]:
     store, lexicon = corpus.open(), corpus.pronunciations()
     numbers, left_out = [], {}
     for number, words in enumerate(store.words):
-        unknown = [w for w in words if w not in lexicon.entries]
+        unknown = [w for w in words if not lexicon.said(w)]
         if unknown:
             left_out[store.ids[number]] = f"no pronunciation of {unknown[0]!r}"
             continue
-        shortest = sum(min(len(p) for p in lexicon.entries[w]) for w in words)
+        shortest = sum(min(len(p) for p in lexicon.said(w)) for w in words)
         if store.frames[number] < NUM_STATES * shortest:
             left_out[store.ids[number]] = (
                 f"too short to align: {store.frames[number]} frames, but its {shortest} phones "
@@ -159,6 +171,7 @@ class Pass:
     corpus: Corpus
     alignment: Path
     model: Path | None = None  # a folder; none at the flat start
+    speakers: Path | None = None  # transforms of the speakers (see `speakers.py`), if adapted
 
 
 def run_pass(
@@ -181,10 +194,28 @@ def run_pass(
             yield answer
 
 
-def _cepstra(what: Pass, number: int, scale: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    x = add_deltas(what.corpus.open().utterance(number))
-    scaled: NDArray[np.float32] = x if scale is None else x * scale
-    return scaled
+def load_model(what: Pass) -> GMMHMM:
+    """Return the model of a pass; the last two stay open."""
+    assert what.model is not None
+    return _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _load_model(folder: Path, written_ns: int) -> GMMHMM:
+    return GMMHMM.load(folder)
+
+
+def aligned_utterances(
+    what: Pass, numbers: Sequence[int]
+) -> Iterator[tuple[NDArray[np.float32], Ints32]]:
+    """Yield the cepstra and the pdfs of those utterances that have an alignment."""
+    store = what.corpus.open()
+    file = read_array(what.alignment, "integer", 1, mapped=True)
+    for number in numbers:
+        first, length = int(store.first[number]), int(store.frames[number])
+        pdfs = np.array(file[first : first + length])
+        if pdfs[0] >= 0:
+            yield store.utterance(number), pdfs
 
 
 # ---------------------------------------------------------------------------- flat start
@@ -197,6 +228,7 @@ def flat_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
     """
     store, lexicon = what.corpus.open(), what.corpus.pronunciations()
     file = open_memmap(what.alignment, mode="r+")
+    front = deltas(store.dims)
     keys, frames = [], []
     for number in numbers:
         said = phones_of(lexicon, store.words[number])
@@ -207,7 +239,7 @@ def flat_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
         first = store.first[number]
         file[first : first + length] = (even[:, 0] - 1) * NUM_STATES + even[:, 1]
         keys.append(np.pad(even, ((0, 0), (0, 2))))
-        frames.append(_cepstra(what, number, None))
+        frames.append(front(store.utterance(number)))
     return ContextStats.of_frames(np.concatenate(keys), np.concatenate(frames))
 
 
@@ -239,14 +271,18 @@ class Aligned:
 
 def align_piece(what: Pass, numbers: Sequence[int], *, realign: bool = True) -> Aligned:
     """Align with the model, or keep the existing alignment, and collect moments."""
-    assert what.model is not None
-    model = _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
+    model = load_model(what)
     store = what.corpus.open()
+    speakers = None
+    if what.speakers is not None:
+        speakers = Speakers.read(what.speakers, store, model.front.dims)
     file = open_memmap(what.alignment, mode="r+")
     frames, pdfs, failed = [], [], {}
     for number in numbers:
         first, length = int(store.first[number]), int(store.frames[number])
-        x = torch.from_numpy(_cepstra(what, number, model.scale))
+        x = as_tensor(model.front, store.utterance(number))
+        if speakers is not None:
+            x = speakers.adapted(x, number)
         if realign:
             found = force_align(
                 model, x, phones_of(what.corpus.pronunciations(), store.words[number])
@@ -273,11 +309,6 @@ def align_piece(what: Pass, numbers: Sequence[int], *, realign: bool = True) -> 
 def keep_piece(what: Pass, numbers: Sequence[int]) -> Aligned:
     """Collect moments with the existing alignment."""
     return align_piece(what, numbers, realign=False)
-
-
-@lru_cache(maxsize=2)
-def _load_model(folder: Path, written_ns: int) -> GMMHMM:
-    return GMMHMM.load(folder)
 
 
 def force_align(
@@ -322,25 +353,17 @@ def phone_spans(pdfs: Ints32, senones_owners: NDArray[np.int64]) -> NDArray[np.i
     return np.stack([owner[starts, 0], starts, lengths], axis=1)
 
 
-def context_piece(what: Pass, numbers: Sequence[int]) -> ContextStats:
+def context_piece(what: Pass, numbers: Sequence[int], *, front: Front) -> ContextStats:
     """Collect moments by (centre, state, left, right) with the existing alignment."""
-    assert what.model is not None
-    model = _load_model(what.model, (what.model / "model.npz").stat().st_mtime_ns)
-    owners = model.senones.owners
-    store = what.corpus.open()
-    file = np.load(what.alignment, mmap_mode="r")
+    owners = load_model(what).senones.owners
     keys, frames = [], []
-    for number in numbers:
-        first, length = int(store.first[number]), int(store.frames[number])
-        pdfs = np.array(file[first : first + length])
-        if pdfs[0] < 0:
-            continue
+    for x, pdfs in aligned_utterances(what, numbers):
         spans = phone_spans(pdfs, owners)
         padded = np.r_[SILENCE_ID, spans[:, 0], SILENCE_ID]
         context = np.stack([padded[:-2], padded[2:]], axis=1).repeat(spans[:, 2], axis=0)
         keys.append(np.concatenate([owners[pdfs], context], axis=1))
-        frames.append(_cepstra(what, number, model.scale))
+        frames.append(front(x))
     if not keys:
-        dims = len(model.scale)
-        return ContextStats.of_frames(np.zeros((0, 4), np.int64), np.zeros((0, dims), np.float32))
+        none = np.zeros((0, front.dims), np.float32)
+        return ContextStats.of_frames(np.zeros((0, 4), np.int64), none)
     return ContextStats.of_frames(np.concatenate(keys), np.concatenate(frames))

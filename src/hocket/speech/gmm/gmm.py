@@ -11,6 +11,7 @@ All mixtures have the same number of slots; an unused slot has weight 0. The exp
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from hocket.errors import UnreadableError
+from hocket.support.arrays import read_arrays
 
 VARIANCE_FLOOR: Final = 0.01  # of normalised features
 MIN_OCCUPANCY: Final = 8.0  # frames; a Gaussian with fewer is dropped
@@ -93,26 +97,40 @@ class GMM:
     def accumulate(self, x: torch.Tensor, pdf: torch.Tensor) -> Moments:
         """Collect moments of frames whose pdf is known."""
         dims = self.mean.shape[2]
+        moments = self.no_moments()
+        for p, both, posterior, total in self._by_pdf(x, pdf):
+            sums = (posterior.T @ both).double()
+            moments.count[p] += posterior.sum(0).double()
+            moments.first[p] += sums[:, :dims]
+            moments.second[p] += sums[:, dims:]
+            moments.log_likelihood += float(total.double().sum())
+        moments.frames = len(x)
+        return moments
+
+    def posteriors(
+        self, x: torch.Tensor, pdf: torch.Tensor
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Yield each pdf that has frames, these frames, and the posteriors (n, M) of its slots."""
+        dims = self.mean.shape[2]
+        for p, both, posterior, _ in self._by_pdf(x, pdf):
+            yield p, both[:, :dims], posterior
+
+    def _by_pdf(
+        self, x: torch.Tensor, pdf: torch.Tensor
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield a pdf, its frames (x, x^2), the posteriors of its slots, log-likelihoods."""
         linear, constant = self._own.linear, self._own.constant
         order = torch.argsort(pdf, stable=True)
         x, pdf = x[order], pdf[order]
         both = torch.cat([x, x.square()], dim=1)
-        moments = self.no_moments()
         used, counts = torch.unique_consecutive(pdf, return_counts=True)
         start = 0
         for p, n in zip(used.tolist(), counts.tolist(), strict=True):
             mine = both[start : start + n]
             scores = torch.addmm(constant[p], mine, linear[p].T)
             total = torch.logsumexp(scores, dim=1, keepdim=True)
-            posterior = (scores - total).clamp_(min=NEGLIGIBLE).exp_()
-            sums = (posterior.T @ mine).double()
-            moments.count[p] += posterior.sum(0).double()
-            moments.first[p] += sums[:, :dims]
-            moments.second[p] += sums[:, dims:]
-            moments.log_likelihood += float(total.double().sum())
+            yield p, mine, (scores - total).clamp_(min=NEGLIGIBLE).exp_(), total
             start += n
-        moments.frames = len(x)
-        return moments
 
     @cached_property
     def _own(self) -> Densities:
@@ -139,8 +157,12 @@ class GMM:
     @classmethod
     def load(cls, path: Path) -> GMM:
         """Read what `save` wrote."""
-        with np.load(path) as arrays:
-            return cls(*(torch.from_numpy(arrays[k]) for k in ("log_weight", "mean", "variance")))
+        kinds = {"log_weight": 2, "mean": 3, "variance": 3}
+        arrays = read_arrays(path, {k: ("float", ndim) for k, ndim in kinds.items()})
+        weight, mean, variance = (torch.from_numpy(arrays[k]) for k in kinds)
+        if mean.shape[:2] != weight.shape or mean.shape != variance.shape:
+            raise UnreadableError.of(path, "its arrays have shapes that do not fit together")
+        return cls(weight, mean, variance)
 
 
 def single_gaussians(count: NDArray[np.float64], first: NDArray[np.float64],

@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 from hocket.speech.errors import SpeechError
 from hocket.speech.features.store import FeatureStore
 from hocket.speech.gmm.alignment import Ints32
-from hocket.speech.gmm.senones import Senones
 from hocket.speech.graph.lexicon import SILENCE
+from hocket.speech.graph.senones import Senones
 from hocket.speech.input.datadir import numbered_lines
+from hocket.support.arrays import read_array
 
 CENTRE_S = 0.0125  # of a frame, after its start
 OFFSETS_S = np.arange(-0.06, 0.0601, 0.005)
 
 
 @dataclass(frozen=True)
-class Agreement:
+class PhoneAgreement:
     """Share of frames that the alignment gives the reference's phone."""
 
     frames: float
@@ -59,7 +60,7 @@ def read_ctm(path: Path) -> dict[str, tuple[NDArray[np.float64], list[str]]]:
 
 def agreement(
     ctm: Path, alignment: Path, store: FeatureStore, senones: Senones
-) -> Agreement | None:
+) -> PhoneAgreement | None:
     """Compare with the reference; None if there is none, or if its phones are not the lexicon's."""
     if not ctm.exists():
         return None
@@ -68,7 +69,7 @@ def agreement(
     used = {p for _, phones in reference.values() for p in phones} - {SILENCE}
     if len(used - phone_id.keys()) > 0.2 * len(used):
         return None
-    labels = np.load(alignment, mmap_mode="r")
+    labels = read_array(alignment, "integer", 1, mapped=True)
     owners = senones.owners
     pairs = []
     for number, name in enumerate(store.ids):
@@ -83,7 +84,7 @@ def agreement(
     shares = [_compare(pairs[::2], offset)[0] for offset in OFFSETS_S]
     offset = float(OFFSETS_S[int(np.argmax(shares))])
     frames, speech = _compare(pairs[1::2], offset)
-    return Agreement(frames, speech, offset, len(pairs[1::2]))
+    return PhoneAgreement(frames, speech, offset, len(pairs[1::2]))
 
 
 def _compare(

@@ -1,5 +1,5 @@
-"""What can be said: lexicon, language model, and the decoding graph made of both.
+"""What can be said: lexicon, language model, senones, and the decoding graph made of them.
 
-May import speech.input, speech.gmm (senones), speech.decode (units of scoring), errors; and, only
-on request, speech.corpus for pronunciations.
+May import speech.input, speech.units, errors; and, only on request, speech.corpus for
+pronunciations.
 """

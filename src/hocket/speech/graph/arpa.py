@@ -6,7 +6,7 @@ r"""Language models from ARPA files, as SRILM, KenLM and Kaldi's tools write the
 
 Words without a pronunciation are left out, with every n-gram that contains them. What remains is
 the model of the sentences without these words; it sums to less than one, which does not matter to
-the decoder.
+the decoder. The unknown word is kept if training had one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hocket.speech.errors import SpeechError
+from hocket.speech.graph.lexicon import UNKNOWN
 from hocket.speech.graph.lm import END, START, History, NGram
 from hocket.speech.input.datadir import numbered_lines
 
 _COUNT: Final = re.compile(r"ngram\s+(\d+)\s*=\s*(\d+)$")
 _SECTION: Final = re.compile(r"\\(\d+)-grams:$")
 _NOTHING: Final = -90.0  # log10; ARPA files write -99 for "never", as for <s> itself
-_UNKNOWN: Final = frozenset(["<unk>", "<UNK>", "<oov>"])
+_UNKNOWN_MARKS: Final = frozenset(["<unk>", "<UNK>", "<oov>"])
 
 
 def arpa_words(path: Path) -> list[str]:
     """Return the words of an ARPA file, without the marks of sentences and unknown words."""
-    marks = {START, END} | _UNKNOWN
+    marks = {START, END} | _UNKNOWN_MARKS
     return [words[0] for _, words, _ in _rows(path, 1) if words[0] not in marks]
 
 
@@ -43,7 +44,8 @@ def read_arpa(path: Path, words: Collection[str]) -> NGram:
     seen: dict[History, dict[str, float]] = {(): {}}
     backoff: dict[History, float] = {}
     order = 1
-    for log_p, ngram, log_backoff in _rows(path):
+    for log_p, marked, log_backoff in _rows(path):
+        ngram = tuple(UNKNOWN if word in _UNKNOWN_MARKS else word for word in marked)
         order = max(order, len(ngram))
         if not known.issuperset(ngram):
             continue

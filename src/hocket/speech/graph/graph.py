@@ -24,12 +24,15 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.errors import UnreadableError
 from hocket.speech.errors import SpeechError
-from hocket.speech.gmm.senones import SILENCE_ID, Senones
 from hocket.speech.graph.arcs import EPSILON, Arcs
 from hocket.speech.graph.lexicon import Lexicon, Phones
 from hocket.speech.graph.lm import END, START, NGram
+from hocket.speech.graph.senones import SILENCE_ID, Senones
 from hocket.speech.graph.states import with_states
+from hocket.support.files import write_lines
+from hocket.support.inputs import lines
 
 SILENCE_PROBABILITY: Final = 0.5  # of a pause between two words
 
@@ -40,22 +43,27 @@ class Graph:
 
     fst: Any  # kaldifst.StdVectorFst
     words: list[str]  # number i has the label i + 1
+    num_pdfs: int = 0  # the highest input label, of one that was read
 
     def write(self, folder: Path) -> None:
         """Write HCLG.fst (OpenFst's format) and words.txt."""
         self.fst.write(str(folder / "HCLG.fst"))
         rows = ["<eps> 0\n"] + [f"{w} {n}\n" for n, w in enumerate(self.words, 1)]
-        (folder / "words.txt").write_text("".join(rows))
+        write_lines(folder / "words.txt", rows)
 
     @classmethod
     def read(cls, folder: Path) -> Graph:
         """Read what `write` wrote."""
         try:
-            rows = (folder / "words.txt").read_text().splitlines()[1:]
-            fst = kaldifst.StdVectorFst.read(str(folder / "HCLG.fst"))
-        except (OSError, RuntimeError) as error:
-            raise SpeechError(f"{folder}: no decoding graph can be read: {error}") from error
-        return cls(fst, [row.split()[0] for row in rows])
+            words = [row.split()[0] for row in lines(folder / "words.txt") if row.strip()][1:]
+            path = folder / "HCLG.fst"
+            arcs = Arcs.parse(path).checked(path, len(words))
+            fst = kaldifst.StdVectorFst.read(str(path))
+            return cls(fst, words, int(arcs.ilabel.max(initial=0)))
+        except (UnreadableError, MemoryError) as error:  # a spoilt count asks for all memory
+            raise SpeechError(
+                f"no decoding graph can be read ({error}): delete {folder} and prepare it again"
+            ) from error
 
     def with_word_penalty(self, penalty: float) -> Graph:
         """Return the graph in which every word costs `penalty` more."""
@@ -63,7 +71,7 @@ class Graph:
             return self
         arcs = Arcs.of(self.fst)
         costs = arcs.cost + penalty * (arcs.olabel != EPSILON)
-        return Graph(replace(arcs, cost=costs).fst(), self.words)
+        return Graph(replace(arcs, cost=costs).fst(), self.words, self.num_pdfs)
 
 
 class _Builder:

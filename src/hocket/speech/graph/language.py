@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hocket.speech.decode.scoring import Unit, characters
 from hocket.speech.graph import lm
 from hocket.speech.graph.arpa import arpa_words, read_arpa
-from hocket.speech.graph.lexicon import Lexicon, lexicon_for
+from hocket.speech.graph.lexicon import UNKNOWN, Lexicon, lexicon_for
 from hocket.speech.graph.lm import NGram
 from hocket.speech.input.datadir import numbered_lines
+from hocket.speech.units import Unit, characters
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,17 @@ class LanguageSource:
         """Return the model, and the pronunciations of its words.
 
         A word that training did not have gets its pronunciation from the source `pronunciations`,
-        if training had all of its phones.
+        if training had all of its phones. If training had words without a pronunciation, all such
+        words are one, `<unk>`, which the model can predict as any other.
         """
         sentences = self._sentences(transcripts)
         wanted = (
             set(arpa_words(Path(self.arpa))) if self.arpa else {w for s in sentences for w in s}
         )
-        lexicon = _extended(acoustic, wanted, frozenset(phones), pronunciations)
+        lexicon = extended(acoustic, wanted, frozenset(phones), pronunciations)
+        if UNKNOWN in acoustic.entries:
+            sentences = [[w if w in lexicon.entries else UNKNOWN for w in s] for s in sentences]
+            wanted.add(UNKNOWN)
         vocabulary = [w for w in lexicon.words if w in wanted]
         if self.arpa:
             return read_arpa(Path(self.arpa), vocabulary), lexicon
@@ -55,7 +59,8 @@ class LanguageSource:
         return [*transcripts, *lines]
 
 
-def _extended(acoustic: Lexicon, wanted: set[str], phones: frozenset[str], source: str) -> Lexicon:
+def extended(acoustic: Lexicon, wanted: set[str], phones: frozenset[str], source: str) -> Lexicon:
+    """Return the lexicon with those of the `wanted` words whose phones are all known."""
     new = sorted(wanted - acoustic.entries.keys())
     if not new:
         return acoustic

@@ -3,6 +3,11 @@
 A lexicon maps a word to one or more sequences of phones. `SIL` is reserved for silence. Phones of
 cmudict lose their stress marks; where espeak-ng fills a gap of cmudict, its phonemes are written in
 cmudict's phones, so that there is one set of phones.
+
+Kaldi's dictionaries have entries that are no words: silence (`<sil> SIL`, `!SIL SIL`) and the
+unknown word (`<UNK> SPN`). Both are understood: the phone of the first becomes `SIL`, which graphs
+put between words by themselves; the phone of the second is that of `<unk>`, which stands for every
+word without a pronunciation. A `<UNK>` that is spoken as silence says nothing of such words.
 """
 
 from __future__ import annotations
@@ -16,8 +21,13 @@ from typing import Final
 
 from hocket.speech.errors import SpeechError
 from hocket.speech.input.datadir import numbered_lines
+from hocket.support.files import write_lines
 
 SILENCE: Final = "SIL"
+UNKNOWN: Final = "<unk>"  # stands for all words without a pronunciation
+LEAVE_OUT: Final = "leave-out"  # instead of a phone for them: leave their utterances out
+_SILENT: Final = ("<sil>", "!sil", "sil", "<silence>", "<eps>")  # as dictionaries call silence
+_UNKNOWN_WORDS: Final = ("<unk>", "<oov>", "[unk]", "<unknown>")
 Phones = tuple[str, ...]
 
 # espeak-ng's American phonemes in cmudict's phones; two-phone entries are r-coloured vowels.
@@ -55,6 +65,14 @@ class Lexicon:
         """All words, sorted."""
         return sorted(self.entries)
 
+    def said(self, word: str) -> tuple[Phones, ...]:
+        """Return a word's pronunciations; of a word without any, those of the unknown word."""
+        return self.entries.get(word) or self.entries.get(UNKNOWN, ())
+
+    def with_unknown(self, phone: str) -> Lexicon:
+        """Return the lexicon with `<unk>`; its own entry, if it has one, is kept."""
+        return Lexicon({UNKNOWN: ((phone,),)} | self.entries)
+
     def restricted(self, words: Iterable[str]) -> Lexicon:
         """Return the lexicon of the given words only."""
         return Lexicon({w: self.entries[w] for w in sorted(set(words)) if w in self.entries})
@@ -62,7 +80,7 @@ class Lexicon:
     def write(self, path: Path) -> None:
         """Write one pronunciation per line."""
         rows = [f"{w} {' '.join(p)}\n" for w in self.words for p in self.entries[w]]
-        path.write_text("".join(rows))
+        write_lines(path, rows)
 
 
 def read_lexicon(path: Path) -> Lexicon:
@@ -82,6 +100,26 @@ def read_lexicon(path: Path) -> Lexicon:
     return Lexicon({word: tuple(said) for word, said in entries.items()})
 
 
+def understood(lexicon: Lexicon) -> Lexicon:
+    """Return a dictionary's lexicon with its silence and its unknown word as they are called here.
+
+    A word counts as one of these if it has such a name and is spoken as a single phone.
+    """
+    entries = dict(lexicon.entries)
+    silent = {
+        entries[word][0][0]
+        for word in lexicon.words
+        if word.lower() in _SILENT and all(len(phones) == 1 for phones in entries[word])
+    } | {SILENCE}
+    unknown = [w for w in lexicon.words if w.lower() in _UNKNOWN_WORDS and w in entries]
+    said = [phones for word in unknown for phones in entries.pop(word) if set(phones) - silent]
+    renamed = {
+        word: tuple(tuple(SILENCE if p in silent else p for p in phones) for phones in spoken)
+        for word, spoken in entries.items()
+    }
+    return Lexicon(renamed | ({UNKNOWN: tuple(dict.fromkeys(said))} if said else {}))
+
+
 def _is_probability(text: str) -> bool:
     try:
         return "." in text and 0.0 <= float(text) <= 1.0
@@ -98,7 +136,7 @@ def check_lexicon(source: str) -> None:
 def _own_lexicon(source: str) -> Lexicon:
     if not Path(source).is_file():
         raise SpeechError(f"--lexicon {source}: neither 'cmudict', 'espeak' nor a file that exists")
-    return read_lexicon(Path(source))
+    return understood(read_lexicon(Path(source)))
 
 
 def lexicon_for(words: Iterable[str], source: str) -> tuple[Lexicon, dict[str, str]]:
@@ -112,9 +150,11 @@ def lexicon_for(words: Iterable[str], source: str) -> tuple[Lexicon, dict[str, s
     if source == "cmudict":
         return _from_cmudict(wanted)
     path = Path(source)
-    lexicon = _own_lexicon(source).restricted(wanted)
-    missing = {w: f"not in {path}" for w in wanted if w not in lexicon.entries}
-    return lexicon, missing
+    own = _own_lexicon(source)
+    missing = {w: f"not in {path}" for w in wanted if w not in own.entries}
+    if UNKNOWN in own.entries and missing:  # its phone is known: no other is needed
+        wanted = [*wanted, UNKNOWN]
+    return own.restricted(wanted), missing
 
 
 def _from_cmudict(words: list[str]) -> tuple[Lexicon, dict[str, str]]:

@@ -19,8 +19,8 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.speech.gmm.senones import NUM_STATES, Senones
 from hocket.speech.graph.arcs import EPSILON, Arcs, Ints
+from hocket.speech.graph.senones import NUM_STATES, Senones
 
 LOOP_SCALE: Final = 0.1  # as in Kaldi: decoding scales durations down as it does acoustics
 

@@ -1,4 +1,4 @@
-"""Reading the user's data: data directories and other sources, splits, audio, Kaldi's archives.
+"""Reading the user's data: data directories and other sources, splits, audio.
 
-May import speech.features (for Kaldi's archives), speech.steps, core, support, errors.
+May import core, support, errors.
 """

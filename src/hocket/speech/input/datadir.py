@@ -14,15 +14,16 @@ file (a duplicate key, a pipe, a missing wav.scp) is an error that names the lin
 
 from __future__ import annotations
 
-import gzip
+import math
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from hocket.errors import UnreadableError
 from hocket.speech.errors import SpeechError
+from hocket.support.inputs import TABLE_LIMIT, is_there, lines, read_json, well_formed
 
 TABLES: Final = ("wav.scp", "text", "segments", "utt2spk")
 
@@ -48,6 +49,23 @@ class DataDirectory:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
+def read_utterances(path: Path) -> list[Utterance]:
+    """Read the utterances of a split, as the first step of `hocket prepare` lists them."""
+    rows = read_json(path, TABLE_LIMIT)
+    with well_formed(path):
+        return [
+            Utterance(
+                str(row["id"]),
+                str(row["speaker"]),
+                tuple(str(word) for word in row["words"]),
+                Path(row["path"]),
+                float(row["start_s"]),
+                None if row["end_s"] is None else float(row["end_s"]),
+            )
+            for row in rows
+        ]
+
+
 def read_table(path: Path) -> dict[str, str]:
     """Read `key value...` lines; a key may appear only once."""
     table: dict[str, str] = {}
@@ -64,17 +82,11 @@ def read_table(path: Path) -> dict[str, str]:
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file that are not empty, with their numbers from 1."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
-    except (OSError, EOFError, zlib.error) as error:
-        raise SpeechError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise SpeechError(
-            f"{path}: not UTF-8 ({error.reason} at byte {error.start}): convert it (iconv -t UTF-8)"
-        ) from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield number, line
+        for number, line in enumerate(lines(path), 1):
+            if line.strip():
+                yield number, line
+    except UnreadableError as error:
+        raise SpeechError(str(error)) from error
 
 
 def is_data_directory(path: Path) -> bool:
@@ -90,7 +102,7 @@ def read_data_directory(path: Path) -> DataDirectory:
         key: _located(path, key, value) for key, value in read_table(path / "wav.scp").items()
     }
     texts = read_table(path / "text")
-    speakers = read_table(path / "utt2spk") if (path / "utt2spk").exists() else {}
+    speakers = read_table(path / "utt2spk") if is_there(path / "utt2spk") else {}
     found = DataDirectory(path, [])
     for utterance, recording, start_s, end_s in _segments(path, list(recordings)):
         words = tuple(texts.get(utterance, "").split())
@@ -100,7 +112,7 @@ def read_data_directory(path: Path) -> DataDirectory:
             found.left_out[utterance] = "it has no line in text"
         elif not words:
             found.left_out[utterance] = "its transcript is empty"
-        elif not recordings[recording].exists():
+        elif not is_there(recordings[recording]):
             found.left_out[utterance] = f"missing audio: {recordings[recording]}"
         else:
             speaker = speakers.get(utterance, utterance).strip()
@@ -125,7 +137,7 @@ def _located(folder: Path, key: str, value: str) -> Path:
     if re.search(r"\.ark:\d+$", value):
         raise SpeechError(
             f"{folder / 'wav.scp'}: {key!r} is a place in an archive ({value[-60:]}): Hocket reads "
-            "wav and flac files. Write each recording to a file of its own"
+            "audio files. Write each recording to a file of its own"
         )
     if not value:
         raise SpeechError(f"{folder / 'wav.scp'}: {key!r} has no path")
@@ -133,14 +145,14 @@ def _located(folder: Path, key: str, value: str) -> Path:
     if path.is_absolute():
         return path
     places = (folder / path, folder.parent / path, path)
-    return next((p for p in places if p.exists()), places[0])
+    return next((p for p in places if is_there(p)), places[0])
 
 
 def _segments(
     folder: Path, recordings: list[str]
 ) -> Iterator[tuple[str, str, float, float | None]]:
     path = folder / "segments"
-    if not path.exists():
+    if not is_there(path):
         for recording in recordings:
             yield recording, recording, 0.0, None
         return
@@ -154,6 +166,8 @@ def _segments(
             ) from None
         if not (0 <= start < end or (start >= 0 and end == -1)):  # -1: to the end, as in Kaldi
             raise SpeechError(f"{path}: {utterance!r} ends ({end:g}) before it starts ({start:g})")
+        if not math.isfinite(max(start, end)):
+            raise SpeechError(f"{path}: {utterance!r} lasts for ever: give its end in seconds")
         yield utterance, recording, start, None if end == -1 else end
 
 

@@ -15,15 +15,16 @@ problem with a file is an error that names the file.
 
 from __future__ import annotations
 
-import gzip
-import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from hocket.errors import UnreadableError
 from hocket.speech.errors import SpeechError
+from hocket.speech.input.audio import ENDINGS
 from hocket.speech.input.datadir import (
     TABLES,
     DataDirectory,
@@ -34,9 +35,9 @@ from hocket.speech.input.datadir import (
     read_table,
     reasons,
 )
+from hocket.support.inputs import is_there, lines, parse_json, well_formed
 
-AUDIO: Final = (".wav", ".flac")
-OTHER_AUDIO: Final = (".mp3", ".m4a", ".ogg", ".opus", ".aac", ".wma", ".sph", ".aiff", ".aif")
+OTHER_AUDIO: Final = (".m4a", ".aac", ".wma", ".mp4", ".webm", ".amr")  # libsndfile has no decoder
 _SPLIT_NAMES: Final = {
     "train": "train",
     "dev": "dev",
@@ -48,7 +49,7 @@ _SPLIT_NAMES: Final = {
 _SPLIT_IN_NAME: Final = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_NAMES)})(?![a-z])")
 WHAT: Final = (
     "neither a Kaldi data directory (wav.scp), nor lhotse cuts (*cuts*.jsonl.gz), nor audio files "
-    f"({', '.join(AUDIO)})"
+    f"({', '.join(ENDINGS)})"
 )
 
 
@@ -123,7 +124,7 @@ def _refuse_twice(path: Path, utterances: list[Utterance]) -> None:
 
 def _audio_files(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        yield from (p for p in path.rglob("*") if p.suffix.lower() in AUDIO)
+        yield from (p for p in path.rglob("*") if p.suffix.lower() in ENDINGS)
 
 
 def _any_audio(path: Path) -> bool:
@@ -138,7 +139,7 @@ def _read_plain(folder: Path, found: DataDirectory) -> None:
         name = as_key("-".join(inner.parts))
         text = listed.of(path)
         beside = path.with_suffix(".txt")
-        if text is None and beside.exists():
+        if text is None and is_there(beside):
             text = " ".join(line for _, line in numbered_lines(beside))
         words = tuple((text or "").split())
         if text is None:
@@ -215,8 +216,8 @@ def _alone(folder: Path, spoken: set[Path]) -> dict[str, str]:
 
 
 def as_key(name: str) -> str:
-    """Return a name without spaces, to be used as a key in a table."""
-    return "_".join(name.split())
+    """Return a name without spaces and in UTF-8, to be used as a key in a table."""
+    return "_".join(name.encode("utf-8", "replace").decode().split())
 
 
 # ---------------------------------------------------------------------------- lhotse
@@ -231,25 +232,24 @@ def _manifests(path: Path) -> list[Path]:
 def _read_cuts(manifest: Path, found: DataDirectory) -> None:
     for number, line in _lines(manifest):
         try:
-            cut = json.loads(line)
-            name = as_key(str(cut["id"]))
-            _read_cut(manifest.parent, cut, found)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            with well_formed(manifest):
+                cut = parse_json(manifest, line)
+                name = as_key(str(cut["id"]))
+                _read_cut(manifest.parent, cut, found)
+        except UnreadableError as error:
             raise SpeechError(
-                f"{manifest}:{number}: not a lhotse cut ({type(error).__name__}: {error}); write "
-                "the cuts with CutSet.to_file"
+                f"{manifest}:{number}: not a lhotse cut ({error.reason}); write the cuts with "
+                "CutSet.to_file"
             ) from error
         except SpeechError as error:
             found.left_out[name] = str(error)
 
 
 def _lines(manifest: Path) -> Iterator[tuple[int, str]]:
-    opened = gzip.open if manifest.suffix == ".gz" else open
     try:
-        with opened(manifest, "rt", encoding="utf-8") as file:
-            yield from ((n, line) for n, line in enumerate(file, 1) if line.strip())
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise SpeechError(f"{manifest}: cannot be read ({error}): copy it again") from error
+        yield from ((n, line) for n, line in enumerate(lines(manifest), 1) if line.strip())
+    except UnreadableError as error:
+        raise SpeechError(f"{error}: copy it again") from error
 
 
 def _read_cut(folder: Path, cut: dict[str, Any], found: DataDirectory) -> None:
@@ -272,9 +272,11 @@ def _read_cut(folder: Path, cut: dict[str, Any], found: DataDirectory) -> None:
         end = float(cut["start"]) + min(
             float(cut["duration"]), float(one["start"]) + float(one["duration"])
         )
+        if not (0 <= start < end and math.isfinite(end)):
+            raise SpeechError(f"it starts at {start:g} s and ends at {end:g} s")
         if not words:
             found.left_out[name] = "its transcript is empty"
-        elif not path.exists():
+        elif not is_there(path):
             found.left_out[name] = f"missing audio: {path}"
         else:
             speaker = as_key(str(one.get("speaker") or name))
@@ -289,4 +291,4 @@ def _source(folder: Path, sources: list[dict[str, Any]]) -> Path:
         raise SpeechError(f"its audio is not one file but: {kinds}. Save it to files first")
     path = Path(source["source"])
     places = (path, folder / path, folder.parent / path)
-    return next((p for p in places if p.exists()), path)
+    return next((p for p in places if is_there(p)), path)

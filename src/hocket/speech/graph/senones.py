@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.speech.errors import SpeechError
+from hocket.support.inputs import TABLE_LIMIT, read_table, well_formed
 
 NUM_STATES: Final = 3
 SILENCE_ID: Final = 1
@@ -115,13 +116,18 @@ class Senones:
     @classmethod
     def read(cls, path: Path) -> Senones:
         """Read what `write` wrote."""
-        facts = json.loads(path.read_text())
-        ids = {phone: number for number, phone in enumerate(facts["phones"], 1)}
-        trees = {}
-        for name, tree in facts["trees"].items():
-            phone, _, state = name.rpartition(".")
-            trees[ids[phone], int(state)] = _from_json(tree, ids)
-        return cls(facts["phones"], trees)
+        facts = read_table(path, TABLE_LIMIT)
+        with well_formed(path):
+            ids = {phone: number for number, phone in enumerate(facts["phones"], 1)}
+            trees = {}
+            for name, tree in facts["trees"].items():
+                phone, _, state = name.rpartition(".")
+                trees[ids[phone], int(state)] = _from_json(tree, ids)
+            made = cls([str(phone) for phone in facts["phones"]], trees)
+            states = {(phone, state) for phone in ids.values() for state in range(NUM_STATES)}
+            if trees.keys() != states or made.num_pdfs < 1:  # counting asks for every leaf
+                raise ValueError("a phone has no tree for each of its states")
+            return made
 
 
 def _leaves(node: Node) -> list[int]:

@@ -1,8 +1,9 @@
-"""Changing the sample rate with a Hann-windowed sinc.
+"""The pitch tracker's low-pass filter: a Hann-windowed sinc that also changes the rate.
 
     y(n) = sum over m of x(m) h(n / to_rate - m / from_rate) / from_rate                 (1)
 
-h is the impulse response of a low-pass filter. Any two rates are possible, also 11025 and 16000.
+h is the filter's impulse response. Kaldi's tracker is defined with this filter, so its values need
+it; audio is resampled by soxr (`hocket.speech.input.audio`).
 """
 
 from __future__ import annotations
@@ -14,22 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-ZEROS: Final = 16  # of the sinc on each side: the filter falls within 6 % of the cutoff
-CUTOFF_SHARE: Final = 0.95  # of the lower of the two Nyquist frequencies
 PIECE: Final = 65536  # output samples at a time: an hour of speech fits into memory
 
 
-def resampled_length(num_samples: int, from_rate: int, to_rate: int) -> int:
-    """Return how many samples a signal has after resampling."""
-    return -(-num_samples * to_rate // from_rate)
-
-
-def resample(
-    x: Array, from_rate: int, to_rate: int, cutoff: float | None = None, zeros: int = ZEROS
-) -> Array:
-    """Return the signal at another rate (eq. 1)."""
-    cutoff = cutoff or CUTOFF_SHARE * min(from_rate, to_rate) / 2
-    length = resampled_length(len(x), from_rate, to_rate)
+def low_passed(x: Array, from_rate: int, to_rate: int, cutoff: float, zeros: int) -> Array:
+    """Return the signal at another rate, without what lies above the cutoff (eq. 1)."""
+    length = -(-len(x) * to_rate // from_rate)
     taps = np.arange(floor(zeros / cutoff * from_rate) + 1)
     pieces = [np.zeros(0)]
     for start in range(0, length, PIECE):

@@ -5,8 +5,7 @@ In:   DIR/feats.scp (and utt2spk, text if they are there), pdf alignments as int
       which mean nothing without their model: `ali-to-pdf final.mdl` converts them to pdfs.
 Out:  the same, and matrices of log-likelihoods that `latgen-faster-mapped` reads.
 
-kaldiio (the extra `hocket[kaldi]`) reads and writes the formats. It would run the commands that an
-scp file may contain; those are refused here.
+`input/kaldi_archive.py` reads and writes the format. Commands in an scp file are refused.
 """
 
 from __future__ import annotations
@@ -16,21 +15,31 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
-import kaldiio
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.errors import ConfigError, UnreadableError, require
 from hocket.speech.errors import SpeechError
 from hocket.speech.features.spectral import Kind
 from hocket.speech.features.store import FeatureStore, new_array
 from hocket.speech.input.datadir import read_table, reasons
+from hocket.speech.input.kaldi_archive import (
+    read_archive,
+    read_value,
+    write_integers,
+    write_matrix,
+)
 from hocket.speech.steps import digest
-from hocket.support.files import atomically
-from hocket.support.progress import progress
+from hocket.speech.usual import write_usual_settings
+from hocket.support.arrays import read_array
+from hocket.support.files import atomically, write_lines
+from hocket.support.ownership import owned
+from hocket.support.progress import print_line, progress
 
 KIND: Final[Kind] = "kaldi"
+MAX_PDFS: Final = 1_000_000  # systems have thousands; a vector of so many is made for them
 Pdfs = NDArray[np.int32]
 
 
@@ -40,6 +49,14 @@ class KaldiSplit:
 
     data: Path  # with feats.scp
     alignments: list[Path]  # none for a test set
+
+
+def check_num_pdfs(num_pdfs: int) -> None:
+    """Refuse a number of outputs that no system has."""
+    require(
+        2 <= num_pdfs <= MAX_PDFS,
+        f"--num-pdfs must lie between 2 and {MAX_PDFS:,}, not {num_pdfs:,}",
+    )
 
 
 @dataclass
@@ -52,24 +69,39 @@ class Import:
     show: bool = True
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_num_pdfs(self.num_pdfs)
+
     def run(self) -> dict[str, int]:
         """Import all splits; return the frames of each. Writing step.json last completes it."""
         if (self.out / "alignment" / "step.json").exists():
             raise SpeechError(f"{self.out} is an experiment already: choose another --out")
+        begun = self.out / "import.json"
+        if self.out.exists() and any(self.out.iterdir()) and not begun.exists():
+            raise SpeechError(
+                f"{self.out} is not empty: nothing in it is touched; choose another --out"
+            )
+        self.out.mkdir(parents=True, exist_ok=True)
+        begun.write_text(json.dumps({"num_pdfs": self.num_pdfs}) + "\n")  # from now on it is ours
+        with owned(self.out, "hocket import", print_line):
+            return self._import()
+
+    def _import(self) -> dict[str, int]:
         (self.out / "alignment").mkdir(parents=True, exist_ok=True)
         frames, counts = {}, np.zeros(self.num_pdfs, np.int64)
         for split, where in self.splits.items():
             pdfs = self._pdfs(where.alignments) if where.alignments else None
             frames[split] = self._write(split, where, pdfs)
             if split == "train":
-                labels = np.load(self.out / "alignment" / "train.npy")
+                labels = read_array(self.out / "alignment" / "train.npy", "integer", 1)
                 counts = np.bincount(labels[labels >= 0], minlength=self.num_pdfs)
         np.save(self.out / "alignment" / "priors.npy", (counts + 1) / (counts + 1).sum())
         rows = [f"{name}\tkaldi\t{why}\n" for name, why in self.left_out.items()]
-        (self.out / "left_out.txt").write_text("".join(rows))
+        write_lines(self.out / "left_out.txt", rows)
         facts = {"senones": self.num_pdfs, "frames": frames, "said": "imported from Kaldi"}
         key = digest([facts, counts.tolist()])
         record = {"key": key, "facts": facts}
+        write_usual_settings(self.out, frames["train"] / 360_000, KIND)
         (self.out / "alignment" / "step.json").write_text(json.dumps(record, indent=1))
         return frames
 
@@ -188,13 +220,14 @@ def feature_table(data: Path) -> dict[str, str]:
 def load_matrix(where: str, name: str) -> NDArray[np.float32]:
     """Read one matrix (`file.ark:offset`)."""
     try:
-        x = kaldiio.load_mat(where)
-    except (OSError, ValueError, EOFError, AssertionError) as error:
+        x = read_value(where)
+    except UnreadableError as error:
         raise SpeechError(
-            f"the features of {name!r} cannot be read from {where}: {error}. Paths in feats.scp "
-            "are relative to the folder you are in: run Hocket where Kaldi ran"
+            f"the features of {name!r} cannot be read: {error}. Paths in feats.scp are relative "
+            "to the folder you are in: run Hocket where Kaldi ran"
         ) from error
-    found: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        found: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     if found.ndim != 2 or not np.isfinite(found).all():
         raise SpeechError(f"{where}: {name!r} is not a matrix of finite numbers")
     return found
@@ -203,24 +236,14 @@ def load_matrix(where: str, name: str) -> NDArray[np.float32]:
 def read_alignments(path: Path) -> Iterator[tuple[str, Pdfs]]:
     """Yield the integer vectors of an archive, gzipped or not, binary or text."""
     try:
-        with _open(path) as file:
-            for name, values in kaldiio.load_ark(file):
-                found = np.asarray(values)
-                if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-                    raise SpeechError(
-                        f"{path}: {name!r} is not a vector of integers, so not an alignment"
-                    )
-                yield name, found.astype(np.int32)
-    except (OSError, EOFError, ValueError, AssertionError, UnicodeDecodeError) as error:
-        raise SpeechError(
-            f"{path}: not an archive that can be read ({error}): copy it again"
-        ) from error
-
-
-def _open(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path) if zipped else path.open("rb")  # type: ignore[return-value]
+        for name, values in read_archive(path):
+            if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+                raise SpeechError(
+                    f"{path}: {name!r} is not a vector of integers, so not an alignment"
+                )
+            yield name, values
+    except UnreadableError as error:
+        raise SpeechError(f"{error}: copy it again") from error
 
 
 # ---------------------------------------------------------------------------- writing
@@ -228,19 +251,26 @@ def _open(path: Path) -> IO[bytes]:
 
 def write_matrices(path: Path, pairs: Iterator[tuple[str, NDArray[np.float32]]]) -> int:
     """Write PATH (an archive) and an scp file beside it; return the number of matrices."""
+    if not path.name:
+        raise ConfigError(f"{str(path)!r} is no name of an archive: choose another")
+    scp = path.with_suffix(".scp")
+    for there in (path, scp):
+        if there.exists() or path == scp:
+            raise ConfigError(f"{there} is there already, or is no archive: choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[str] = []
     with atomically(path) as partial, partial.open("wb") as file:
         for name, x in pairs:
-            rows.append(f"{name} {path.resolve()}:{file.tell() + len(name.encode()) + 1}\n")
-            kaldiio.save_ark(file, {name: np.ascontiguousarray(x, np.float32)})
-    path.with_suffix(".scp").write_text("".join(rows))
+            rows.append(f"{name} {path.resolve()}:{write_matrix(file, name, x)}\n")
+    write_lines(scp, rows)
     return len(rows)
 
 
 def export(experiment: Path, out: Path, kind: Kind) -> dict[str, int]:
     """Write features (feats.ark, feats.scp) and alignments (pdf.ark.gz) of every split."""
     found = {}
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty: nothing in it is touched; choose another --out")
     for folder in sorted(p for p in (experiment / "features").iterdir() if p.is_dir()):
         store = FeatureStore(folder, kind, "none")
         numbers = range(len(store))
@@ -250,10 +280,11 @@ def export(experiment: Path, out: Path, kind: Kind) -> dict[str, int]:
         )
         for table, values in (("utt2spk", store.speakers), ("text", map(" ".join, store.words))):
             rows = [f"{name} {value}\n" for name, value in zip(store.ids, values, strict=True)]
-            (target / table).write_text("".join(sorted(rows)))
+            write_lines(target / table, sorted(rows))
         path = experiment / "alignment" / f"{folder.name}.npy"
         if path.exists():
-            write_alignments(target / "pdf.ark.gz", store, np.load(path, mmap_mode="r"))
+            labels = read_array(path, "integer", 1, mapped=True)
+            write_alignments(target / "pdf.ark.gz", store, labels)
     return found
 
 
@@ -264,4 +295,4 @@ def write_alignments(path: Path, store: FeatureStore, labels: Pdfs) -> None:
             first = int(store.first[number])
             pdfs = np.array(labels[first : first + int(store.frames[number])], dtype=np.int32)
             if len(pdfs) and pdfs[0] >= 0:
-                kaldiio.save_ark(file, {name: pdfs})
+                write_integers(file, name, pdfs)
