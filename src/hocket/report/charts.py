@@ -57,7 +57,7 @@ class Stretch:
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Return about `wanted` round numbers in a range, to label an axis with."""
     span = high - low
-    if span <= 0 or not math.isfinite(span):
+    if not 1e-300 < span < math.inf:  # one value, or numbers that cannot be divided any more
         return [low]
     step = 10.0 ** math.floor(math.log10(span / wanted))
     step *= next(f for f in (1, 2, 5, 10) if span / (step * f) <= wanted)
@@ -150,9 +150,10 @@ def lines(
     )
     parts = frame.y_axis(percent) + frame.x_axis(x_label)
     for s in series:
-        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in s.points)
+        drawn = [p for p in s.points if all(map(math.isfinite, p))]
+        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in drawn)
         parts.append(f'<polyline class="line" stroke="{s.colour}" points="{path}"/>')
-        for x, y in s.points:
+        for x, y in drawn:
             value = f"{y:.2%}" if percent else f"{y:.4g}"
             parts.append(
                 f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{s.colour}">'
@@ -269,18 +270,8 @@ def timeline(
     title: str, stretches: Sequence[Stretch], start: float, end: float, colours: dict[str, str]
 ) -> str:
     """Draw what each lane did between two times; a gap means that it waited."""
-    lanes = sorted({s.lane for s in stretches}, key=lambda lane: (len(lane), lane))
-    step = 30
-    width, height = 2 * WIDTH, TOP + BOTTOM + step * len(lanes)
-    frame = _Frame((start, end), (0, 1), width, height)
-    parts = frame.x_axis("seconds")
-    for number, lane in enumerate(lanes):
-        y = TOP + step * number + 4
-        parts.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{y + 15}" text-anchor="end">'
-            f"{escape(lane)}</text>"
-            f'<rect class="idle" x="{LEFT}" y="{y}" width="{width - LEFT - RIGHT}" height="20"/>'
-        )
+    frame, parts, tops = _lanes(stretches, (start, end), step=30, tall=20, baseline=15)
+    for lane, y in tops.items():
         for s in stretches:
             if s.lane == lane and s.end > start and s.start < end:
                 x0, x1 = frame.x(max(s.start, start)), frame.x(min(s.end, end))
@@ -288,27 +279,17 @@ def timeline(
                     f'<rect x="{x0:.2f}" y="{y}" width="{max(x1 - x0, 0.15):.2f}" height="20" '
                     f'fill="{colours.get(s.kind, "#999")}"/>'
                 )
-    return _svg(title, width, height, parts)
+    return _svg(title, frame.width, frame.height, parts)
 
 
 def shares(
     title: str, stretches: Sequence[Stretch], end: float, colours: dict[str, str], bins: int = 200
 ) -> str:
     """Draw how each lane divided its time, moment by moment; the rest is waiting."""
-    lanes = sorted({s.lane for s in stretches}, key=lambda lane: (len(lane), lane))
-    step, tall = 44, 36
-    width, height = 2 * WIDTH, TOP + BOTTOM + step * len(lanes)
-    frame = _Frame((0.0, end), (0, 1), width, height)
-    parts = frame.x_axis("seconds")
-    wide = (width - LEFT - RIGHT) / bins
-    for number, lane in enumerate(lanes):
-        y = TOP + step * number + 4
-        parts.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{y + 22}" text-anchor="end">'
-            f"{escape(lane)}</text>"
-            f'<rect class="idle" x="{LEFT}" y="{y}" width="{width - LEFT - RIGHT}" '
-            f'height="{tall}"/>'
-        )
+    tall = 36
+    frame, parts, tops = _lanes(stretches, (0.0, end), step=44, tall=tall, baseline=22)
+    wide = (frame.width - LEFT - RIGHT) / bins
+    for lane, y in tops.items():
         base = [0.0] * bins
         for kind, colour in colours.items():
             filled = _binned([s for s in stretches if (s.lane, s.kind) == (lane, kind)], end, bins)
@@ -321,7 +302,26 @@ def shares(
                         f'width="{wide + 0.1:.1f}" height="{tall * share:.1f}" fill="{colour}"/>'
                     )
                     base[b] += share
-    return _svg(title, width, height, parts)
+    return _svg(title, frame.width, frame.height, parts)
+
+
+def _lanes(
+    stretches: Sequence[Stretch], xs: tuple[float, float], *, step: int, tall: int, baseline: int
+) -> tuple[_Frame, list[str], dict[str, int]]:
+    """Draw an empty bar per lane, with its name; return the axes, the parts, each bar's top."""
+    lanes = sorted({s.lane for s in stretches}, key=lambda lane: (len(lane), lane))
+    width, height = 2 * WIDTH, TOP + BOTTOM + step * len(lanes)
+    frame = _Frame(xs, (0, 1), width, height)
+    tops = {lane: TOP + step * number + 4 for number, lane in enumerate(lanes)}
+    parts = frame.x_axis("seconds")
+    for lane, y in tops.items():
+        parts.append(
+            f'<text class="tick" x="{LEFT - 6}" y="{y + baseline}" text-anchor="end">'
+            f"{escape(lane)}</text>"
+            f'<rect class="idle" x="{LEFT}" y="{y}" width="{width - LEFT - RIGHT}" '
+            f'height="{tall}"/>'
+        )
+    return frame, parts, tops
 
 
 def _binned(stretches: Sequence[Stretch], end: float, bins: int) -> list[float]:

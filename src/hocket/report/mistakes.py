@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from hocket.report.page import document
-from hocket.support.files import atomically
+from hocket.report.page import document, write_html
 
 _STYLE = """
 .utterance { background: #fff; border: 1px solid #e4e0d6; border-radius: 4px; padding: 0.6rem 1rem;
@@ -65,9 +64,7 @@ def write_page(
         *(_utterance(one) for one in shown),
         _by_speaker(speakers),
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomically(path) as partial:
-        partial.write_text(document(title, "".join(parts), _STYLE))
+    write_html(path, document(title, "".join(parts), _STYLE))
 
 
 def _utterance(one: Shown) -> str:

@@ -5,21 +5,27 @@ The file holds everything (style, drawings, numbers), so it can be mailed or arc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from hocket.errors import ConfigError
+from hocket.record.results import slow_learner
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Estimate, Series
 from hocket.report.runs import COMMUNICATE, COMPUTE, EVALUATE, Point, RunRecord, WordErrors
+from hocket.support.files import atomically
+from hocket.support.inputs import open_file
 
 KINDS: Final = {COMPUTE: "#3a8f5c", COMMUNICATE: "#d1622b", EVALUATE: "#8a5bb0"}
 WAITING: Final = "#e4e1da"
 ZOOM_MINIBATCHES: Final = 60
 GMM_COLOUR: Final = "#8d8d8d"
 
+_FIRST: Final = b"<!doctype html"  # only a page is replaced by a page
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fbfaf7; margin: 2rem auto;
   max-width: 980px; padding: 0 1rem }
@@ -56,13 +62,28 @@ def write_page(
         "<h2>Learning</h2>",
         legend([(run.name, COLOURS[n % len(COLOURS)]) for n, run in enumerate(runs)]),
         _curves(runs),
+        _passes(runs),
         _apart(runs),
+        _pushes(runs),
         _word_errors(runs, gmm),
         _timelines(runs),
         _facts(runs),
     ]
+    write_html(path, document(title, "".join(parts)))
+
+
+def write_html(path: Path, page: str) -> None:
+    """Write a page, in full or not at all; a name that is no UTF-8 is shown with its bytes."""
+    if path.exists() and not _is_page(path):
+        raise ConfigError(f"{path} is there already, and is no page: choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(title, "".join(parts)))
+    with atomically(path) as partial:
+        partial.write_text(page, encoding="utf-8", errors="backslashreplace")
+
+
+def _is_page(path: Path) -> bool:
+    with open_file(path) as file:
+        return file.read(len(_FIRST)).lower() == _FIRST
 
 
 def document(title: str, body: str, more_style: str = "") -> str:
@@ -94,13 +115,13 @@ def rows(
             reached = [f"{theirs / mine:.2f}" if mine and theirs else "-"]
         found.append(
             [
-                str(run.config["strategy"]["name"]),
-                str(len(run.summary["learners"])),
-                f"{run.summary['train_s']:.1f} s",
-                f"{run.frames_per_s / base.frames_per_s:.2f}",
+                run.strategy,
+                str(len(run.learners)),
+                _figure(run.summary["train_s"], ".1f", " s"),
+                _figure(run.frames_per_s / (base.frames_per_s or math.nan), ".2f"),
                 *reached,
-                f"{run.summary['loss']:.3f}",
-                f"{run.summary['accuracy']:.1%}",
+                _figure(run.summary["loss"], ".3f"),
+                _figure(run.summary["accuracy"], ".1%"),
                 _wer(run.errors),
             ]
         )
@@ -108,6 +129,11 @@ def rows(
         blanks = ["-"] * (len(headings(target_loss)) - 2)
         found.append(["GMM-HMM", *blanks, _wer(gmm)])
     return found
+
+
+def _figure(value: float, how: str, unit: str = "") -> str:
+    """Write a number; a dash if there is none, as before the first evaluation."""
+    return "-" if math.isnan(value) else f"{value:{how}}{unit}"
 
 
 def _wer(errors: WordErrors | None) -> str:
@@ -174,20 +200,58 @@ def _curves(runs: Sequence[RunRecord]) -> str:
     )
 
 
+def _over_time(runs: Sequence[RunRecord], title: str, of: Callable[[Point], float | None]) -> str:
+    """Draw a figure that only some runs have; nothing if none has."""
+    series = []
+    for n, run in enumerate(runs):
+        seen = [(p.train_s, value) for p in run.points if (value := of(p)) is not None]
+        if seen:
+            series.append(Series(run.name, seen, COLOURS[n % len(COLOURS)]))
+    return charts.lines(title, "seconds of training", series) if series else ""
+
+
+def _passes(runs: Sequence[RunRecord]) -> str:
+    """Draw the loss against the work done, if a method does more than a gradient a frame."""
+    if all(p.passes is None for run in runs for p in run.points):
+        return ""
+    series = [
+        Series(run.name, [(run.passes(p), p.loss) for p in run.points], COLOURS[n % len(COLOURS)])
+        for n, run in enumerate(runs)
+    ]
+    against = "passes over the data, in gradients' worth of work"
+    return charts.lines("dev loss against passes over the data", against, series)
+
+
 def _apart(runs: Sequence[RunRecord]) -> str:
     """Draw how far apart the learners' models were and how stale gradients were, if recorded."""
-
-    def chart(title: str, of: Callable[[Point], float | None]) -> str:
-        series = []
-        for n, run in enumerate(runs):
-            seen = [(p.train_s, value) for p in run.points if (value := of(p)) is not None]
-            if seen:
-                series.append(Series(run.name, seen, COLOURS[n % len(COLOURS)]))
-        return charts.lines(title, "seconds of training", series) if series else ""
-
-    drawn = chart("distance from consensus, relative to the mean", lambda p: p.consensus)
-    drawn += chart("staleness: mixes while a gradient is computed", lambda p: p.staleness)
+    title = "distance from consensus, relative to the mean"
+    drawn = _over_time(runs, title, lambda p: p.consensus)
+    title = "staleness: mixes, or updates of the servers, while a gradient is computed"
+    drawn += _over_time(runs, title, lambda p: p.staleness)
     return f"<h2>How far models are apart</h2>{drawn}" if drawn else ""
+
+
+def _pushes(runs: Sequence[RunRecord]) -> str:
+    """Draw how late gradients reached the servers, and list how many came from whom."""
+    series, lines = [], []
+    for n, run in enumerate(runs):
+        if run.pushes is None:
+            continue
+        late = run.pushes.late
+        total = sum(late.values())
+        shares = [(float(v), late.get(v, 0) / total) for v in range(max(late) + 1)]
+        series.append(Series(run.name, shares, COLOURS[n % len(COLOURS)]))
+        slow = slow_learner(run.learners, synchronous=False)  # servers: nobody waits for it
+        told = [*run.pushes.lines(), *([slow] if slow else [])]
+        said = "<br>".join(escape(line) for line in told)
+        lines.append(f"<p class='note'>{escape(run.name)}:<br>{said}</p>")
+    if not series:
+        return ""
+    title = "staleness of pushed gradients, share of pushes"
+    drawn = charts.lines(title, "updates late", series)
+    drawn += _over_time(runs, "queue: pushes that waited at a server", lambda p: p.queue)
+    drawn += _over_time(runs, "pushes per second, all learners", lambda p: p.pushes_per_s)
+    return f"<h2>What the servers saw</h2>{drawn}{''.join(lines)}"
 
 
 def _word_errors(runs: Sequence[RunRecord], gmm: WordErrors | None) -> str:
@@ -214,8 +278,8 @@ def _timelines(runs: Sequence[RunRecord]) -> str:
             continue
         end = max(s.end for s in run.stretches)
         parts.append(charts.shares(f"{run.name}: where the time went", run.stretches, end, KINDS))
-        if len(run.summary["learners"]) > 1:
-            steps = [s.end - s.start for s in run.stretches if s.kind == COMPUTE]
+        steps = [s.end - s.start for s in run.stretches if s.kind == COMPUTE]
+        if len(run.learners) > 1 and steps:
             wide = min(end, ZOOM_MINIBATCHES * median(steps))
             start = _undisturbed(run, wide, end)
             close = f"{run.name}: {wide:.2g} s from the middle of the run, minibatch by minibatch"
@@ -235,11 +299,17 @@ def _undisturbed(run: RunRecord, wide: float, end: float) -> float:
     return max(0.0, min(start, end - wide))
 
 
+def _rate(run: RunRecord) -> str:
+    optimizer = run.config.get("optimizer")
+    return str(optimizer.get("lr")) if isinstance(optimizer, dict) else "unknown"
+
+
 def _facts(runs: Sequence[RunRecord]) -> str:
-    versions = runs[0].config["versions"]
-    listed = ", ".join(f"{name} {value}" for name, value in versions.items())
+    versions = runs[0].config.get("versions")
+    known = versions.items() if isinstance(versions, dict) else ()
+    listed = ", ".join(f"{name} {value}" for name, value in known)
     paths = "".join(
-        f"<li><code>{escape(run.path.name)}</code>: rate {run.config['optimizer'].get('lr')}, "
+        f"<li><code>{escape(run.path.name)}</code>: rate {escape(_rate(run))}, "
         f"{run.summary['frames']:,} frames, {run.summary['frames_per_s']:,.0f} frames/s</li>"
         for run in runs
     )

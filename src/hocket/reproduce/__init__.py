@@ -1,15 +1,16 @@
 """Every published claim as a command: `hocket reproduce NAME`.
 
-To add one, write `claims/NAME.py` with a subclass of `Claim`; nothing else must be changed. It
-declares the claim, its paper and what would refute it; `runs(bench)` lists the runs (usually by
-`bench.run(arm, strategy, learners, seed=...)`, for every seed of `bench.seeds`); `judge(found,
-bench)` compares arms with the functions of `checks`. The task, the number of epochs and the seeds
-are the bench's, so one claim can be tried on synthetic frames and on speech. `make test` runs every
-claim with --smoke.
+To add one, write `claims/NAME.py` with a subclass of `Claim`, and a row in `headlines.py`. It
+declares the claim, its paper, the published figure and what would refute it; `runs(bench)` lists
+the runs (usually by `bench.sequential()` and `bench.arm(name, learners, bench.grid(...))`);
+`judge(found, bench)` compares arms with the functions of `checks`. The task, the number of epochs
+and the seeds are the bench's, so one claim can be tried on frames of a stream and on speech. `make
+test` runs every claim with --smoke.
 
     claim.py       what an experiment declares        checks.py      from outcomes to a verdict
-    execute.py     running, several at once           statistics.py  intervals, seeds needed
+    execute.py     tuning, judging, several at once   statistics.py  intervals, seeds needed
     cache.py       what was computed before           writing.py     table, page, docs/results
+    outcome.py     arms, times to a loss              headlines.py   the literature on one page
     command.py     the command                        tasks.py       the task when none is given
 
 May import everything but `cli`.

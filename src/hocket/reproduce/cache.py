@@ -33,6 +33,7 @@ def key(run: Run) -> str:
         _data(e.task),
         torch.__version__,
         code_version(run),
+        *([] if run.link_mbit is None else [run.link_mbit]),
     )
     return hashlib.sha256(repr(decides).encode()).hexdigest()[:20]
 
@@ -45,7 +46,9 @@ def _data(task: Task) -> str:
 def code_version(run: Run) -> str:
     """Return a digest of the code that the run executes."""
     e = run.experiment
-    parts = [type(part).__module__ for part in (e.task, e.strategy, e.optimizer, e.schedule)]
+    parts = [
+        type(part).__module__ for part in (e.task, e.strategy, e.optimizer, e.schedule, e.codec)
+    ]
     return _version(tuple(sorted({*parts, WORLDS[run.cluster is not None]})))
 
 

@@ -10,24 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from hocket import config
+from hocket.core.limits import MOST_PROCESSES
 from hocket.errors import ConfigError, require
-from hocket.reproduce import all_claims, execute, find, writing
-from hocket.reproduce.claim import Bench, Claim, Run, Scale
-from hocket.reproduce.tasks import LR, SIZES, Size
+from hocket.reproduce import all_claims, execute, find, headlines, writing
+from hocket.reproduce.claim import Bench, Claim, Run
+from hocket.reproduce.tasks import EVALUATIONS, FEW_EVALUATIONS, LR, SIZES, SYNTHETIC, Scale, Size
 from hocket.reproduce.writing import Report
+from hocket.speech.chunk_task import SpeechChunks
+from hocket.speech.task import SpeechTask
 from hocket.support import text
+from hocket.support.files import write_atomically
 from hocket.support.parallel import default_jobs
-from hocket.support.progress import progress
+from hocket.support.progress import printer, progress
 
 UNFINISHED: Final = 3  # exit status: runs are missing, call again
+WIDE: Final = 160  # columns of a table that is not for a terminal
 
 _EXAMPLES = """\
 examples:
   hocket reproduce --list
+  hocket reproduce --headlines                 # published, ours, verdicts
   hocket reproduce k-sweep --quick             # at most 3 minutes, a first look
   hocket reproduce k-sweep                     # in full: hundreds of runs
   hocket reproduce k-sweep --task exp/sweep    # ... on a prepared experiment
@@ -53,12 +58,17 @@ def add_command(commands: Any) -> None:
     add = command.add_argument
     add("name", nargs="?", metavar="NAME", help="the claim (see --list)")
     add("--list", action="store_true", help="list the claims")
+    add(
+        "--headlines",
+        action="store_true",
+        help="list what the literature claims, with our figures; writes docs/results/README.md",
+    )
     size = command.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="small task, 2 seeds: takes minutes")
+    size.add_argument("--quick", action="store_true", help="small task, few seeds: takes minutes")
     size.add_argument(
         "--smoke", action="store_true", help="tiny task, no verdict: only checks that it runs"
     )
-    add("--task", metavar="DIR", help="a folder made by `hocket prepare`, or 'synthetic'")
+    add("--task", metavar="DIR", help="a folder made by `hocket prepare`, 'stream' or 'synthetic'")
     add(
         "--config",
         type=Path,
@@ -67,7 +77,12 @@ def add_command(commands: Any) -> None:
     )
     add("--lr", type=float, metavar="X", help="a good sequential rate for that task")
     add("--epochs", type=int, metavar="N", help="epochs of every run")
-    add("--seeds", type=int, metavar="N", help="seeds per setting (default: 3; 2 with --quick)")
+    add(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="seeds that judge, beside the one that tunes (default: 5; 3 with --quick)",
+    )
     add(
         "--out",
         type=Path,
@@ -96,9 +111,15 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         _list()
         return 0
+    if args.headlines:
+        _headlines()
+        return 0
     if args.name is None:
         raise ConfigError("name the claim to try, or use --list to see them all")
-    require(args.jobs >= 1, f"--jobs must be at least 1, not {args.jobs}")
+    require(
+        1 <= args.jobs <= MOST_PROCESSES,
+        f"--jobs must be at least 1 and at most {MOST_PROCESSES:,}, not {args.jobs}",
+    )
     require(args.minutes > 0, f"--minutes must be above 0, not {args.minutes}")
     claim = find(args.name)
     bench = bench_of(claim, args)
@@ -119,19 +140,27 @@ def _list() -> None:
     print("Try one: hocket reproduce NAME --quick")
 
 
+def _headlines() -> None:
+    """Print what the literature claims beside what we found, and write the page if it has one."""
+    results = Path("docs/results")
+    page = headlines.page(results)
+    print(page)
+    if results.parent.is_dir():
+        results.mkdir(exist_ok=True)
+        write_atomically(results / "README.md", page)
+        print(f"written: {results / 'README.md'}")
+
+
 # ---------------------------------------------------------------------------- the bench
 
 
 def bench_of(claim: Claim, args: argparse.Namespace) -> Bench:
     """Make the bench: task, epochs, seeds and rate, from the options."""
     scale: Scale = "smoke" if args.smoke else "quick" if args.quick else "full"
-    size = SIZES[scale]
-    own = claim.task(scale)
-    if own is not None:
-        size = replace(size, task=own)
-    bench = Bench(scale, size.task, size.epochs, tuple(range(size.seeds)), LR)
-    if args.task is not None or args.config is not None:
-        bench = _with_task(bench, size, args)
+    size = _size(claim, scale, args)
+    bench = Bench(scale, size.task, size.epochs, tuple(range(1 + size.judges)), LR)
+    if args.config is not None or args.task not in (None, "stream", "synthetic"):
+        bench = _with_task(bench, args)
     for option in ("lr", "epochs", "seeds"):
         given = getattr(args, option)
         require(given is None or given > 0, f"--{option} must be above 0, not {given}")
@@ -139,11 +168,17 @@ def bench_of(claim: Claim, args: argparse.Namespace) -> Bench:
         bench,
         lr=args.lr or bench.lr,
         epochs=args.epochs or bench.epochs,
-        seeds=tuple(range(args.seeds)) if args.seeds else bench.seeds,
+        seeds=tuple(range(1 + args.seeds)) if args.seeds else bench.seeds,
     )
 
 
-def _with_task(bench: Bench, size: Size, args: argparse.Namespace) -> Bench:
+def _size(claim: Claim, scale: Scale, args: argparse.Namespace) -> Size:
+    """Return the task that was named, or the claim's own."""
+    named = {"stream": SIZES, "synthetic": SYNTHETIC}
+    return named[args.task][scale] if args.task in named else claim.size(scale)
+
+
+def _with_task(bench: Bench, args: argparse.Namespace) -> Bench:
     """Take the task from the command line, and rate and epochs from its configuration."""
     given = config.read(args.config) if args.config else {}
     for name in given:
@@ -151,16 +186,19 @@ def _with_task(bench: Bench, size: Size, args: argparse.Namespace) -> Bench:
             name in ("task", "model", "optimizer", "schedule"),
             f"--config: [{name}] has no effect here: the claim decides it",
         )
-    tables = config.defaults(args.task) if args.task is not None else {}
+    model = given.get("model", {}).get("name")
+    tables = config.defaults(args.task, model=model) if args.task is not None else {}
     config.merge(tables, given)
     if args.task is not None:
         tables.setdefault("task", {}).update(config.task_table(args.task))
     parts = config.build_parts(tables)
+    speech = isinstance(parts["task"], SpeechTask | SpeechChunks)
     return replace(
         bench,
         task=parts["task"],
         lr=parts["optimizer"].lr if "optimizer" in tables else bench.lr,
-        epochs=parts["schedule"].epochs if "schedule" in tables else size.epochs,
+        epochs=parts["schedule"].epochs if "schedule" in tables else bench.epochs,
+        evaluations=FEW_EVALUATIONS if speech else EVALUATIONS,
     )
 
 
@@ -192,7 +230,7 @@ def _report(
     claim: Claim, bench: Bench, runs: Sequence[Run], missing: int, args: argparse.Namespace
 ) -> Report:
     store = args.out / "cache"
-    found = execute.collect(execute.planned(runs, store), store)
+    found = execute.collect(runs, store, claim.margin)
     judged = not missing and bench.scale != "smoke"
     checks = claim.judge(found, bench) if judged else []
     return Report(claim, bench, found, checks, command_line(args), missing)
@@ -209,17 +247,17 @@ def command_line(args: argparse.Namespace) -> str:
 
 
 def _show(report: Report) -> None:
-    console = Console(soft_wrap=True)
+    console = printer(width=None if sys.stdout.isatty() else WIDE)
     table = Table(title=report.claim.claim)
     for number, heading in enumerate(report.headings):
         table.add_column(heading, justify="right" if number else "left")
     for row in report.rows:
         table.add_row(*row)
     console.print(table)
-    for line in [*report.notes, *writing.grid(report)]:
-        console.print(line, markup=False)
+    for line in [writing.legend(report), *report.notes, *writing.grid(report)]:
+        console.print(line)
     for check in report.checks:
-        console.print(f"- {check.statement}: {check.judgement} ({check.detail})", markup=False)
+        console.print(f"- {check.statement}: {check.judgement} ({check.detail})")
     console.print(f"verdict: {report.verdict}", style="bold")
     if report.missing:
         console.print(f"time is up; go on with: {report.command}")
@@ -228,7 +266,7 @@ def _show(report: Report) -> None:
 def _write(report: Report, args: argparse.Namespace) -> None:
     name = report.claim.name if args.task is None else f"{args.name}-{Path(args.task).name}"
     path = args.out / f"{name}.html"
-    path.write_text(writing.page(report))
+    write_atomically(path, writing.page(report))
     written = [path]
     results = Path("docs/results")
     if report.bench.scale == "full" and not report.missing and results.parent.is_dir():
@@ -245,9 +283,9 @@ def _record(report: Report, results: Path, name: str) -> list[Path]:
         drawn += writing.all_curves(report)
     for number, svg in enumerate(drawn, 1):
         plot = results / f"{name}-{number}.svg"
-        plot.write_text(writing.standalone(svg))
+        write_atomically(plot, writing.standalone(svg))
         markdown += f"\n![]({plot.name})\n"
         files.append(plot)
     page = results / f"{name}.md"
-    page.write_text(markdown)
+    write_atomically(page, markdown)
     return [page, *files]

@@ -1,7 +1,10 @@
 """What a few seeds can show: intervals of means and of differences.
 
-All intervals are Student's, at 95 %. The interval of a difference of two arms is Welch's, so their
-spreads may differ. Tested against SciPy, which is an optional dependency and not needed here.
+All intervals are Student's, at 95 %. Two arms with the same seeds are compared seed by seed: the
+same seed is the same initial model and the same data, so their losses go together. (On `stream`, in
+the quick form, five seeds of sequential SGD had a correlation of 0.94 with allreduce and of 1.00
+with BMUF, 8 learners each; other methods were not looked at.) Arms of unequal length are compared
+by Welch's interval. Tested against SciPy, which is an optional dependency and not needed here.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final
 import numpy as np
 
 LEVEL: Final = 0.95
+MARGIN: Final = 0.01  # a loss this share above another one counts as equal to it
 MAX_SEEDS: Final = 1000  # more than this would be no useful advice
 
 
@@ -75,10 +79,20 @@ def mean(values: Sequence[float]) -> Interval:
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Return mean(a) - mean(b), by Welch; the interval is infinite as in `mean`."""
+    """Return mean(a) - mean(b), seed by seed if there are as many of both, else by Welch.
+
+    The interval is infinite as in `mean`.
+    """
     middle = _mean(a) - _mean(b)
     if min(len(a), len(b)) < 2 or not math.isfinite(middle):
         return Interval(middle, -math.inf, math.inf)
+    if len(a) == len(b):
+        found = mean([x - y for x, y in zip(a, b, strict=True)])
+        return Interval(middle, middle - found.half, middle + found.half)
+    return _welch(a, b, middle)
+
+
+def _welch(a: Sequence[float], b: Sequence[float], middle: float) -> Interval:
     error_a, error_b = (stdev(x) / math.sqrt(len(x)) for x in (a, b))
     error = math.hypot(error_a, error_b)  # squares of very large or small errors leave the range
     if error == 0:
@@ -108,10 +122,16 @@ def seeds_needed(a: Sequence[float], b: Sequence[float], distance: float) -> int
     known = all(math.isfinite(x) for x in (*a, *b, distance))
     if min(len(a), len(b)) < 2 or not known or distance <= 0:
         return None
-    spread = math.hypot(stdev(a), stdev(b))
+    paired = len(a) == len(b)
+    spread = (
+        stdev([x - y for x, y in zip(a, b, strict=True)])
+        if paired
+        else math.hypot(stdev(a), stdev(b))
+    )
 
     def too_wide(n: int) -> bool:
-        return t_quantile((1 + LEVEL) / 2, 2 * n - 2) * spread / math.sqrt(n) >= distance
+        df = n - 1 if paired else 2 * n - 2
+        return t_quantile((1 + LEVEL) / 2, df) * spread / math.sqrt(n) >= distance
 
     if too_wide(MAX_SEEDS):
         return None

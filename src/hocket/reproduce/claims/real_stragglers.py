@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from hocket.core.task import Task
 from hocket.optim import Exponential
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
-from hocket.reproduce.claim import Bench, Claim, Run, Scale
+from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
 from hocket.reproduce.paced import Paced
-from hocket.reproduce.rings import METHODS, speed
-from hocket.reproduce.tasks import synthetic
+from hocket.reproduce.rings import METHODS, throughput
+from hocket.reproduce.tasks import SYNTHETIC, Scale, Size, synthetic
 from hocket.strategies import Sequential
 
 LEARNERS = 4
@@ -29,13 +29,14 @@ class RealStragglers(Claim):
         "is slow, where synchronous methods drop to the pace of the slowest"
     )
     paper: ClassVar[str] = "Lian et al., ICML 2018; Cui et al., TASLP 2021"
+    published: ClassVar[str] = "rings nearly flat with one learner slowed 2, 10, 100 times"
     refuted_by: ClassVar[str] = "a ring falls below 0.95 of the summed speed of the learners"
     figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "staleness")
 
-    def task(self, scale: Scale) -> Task:
-        """Return the usual task, so long that the slow learner's last minibatch hardly counts."""
+    def size(self, scale: Scale) -> Size:
+        """Return synthetic frames, so long that the slow one's last minibatch hardly counts."""
         items = {"smoke": 24, "quick": 600, "full": 900}[scale]
-        return synthetic(items, width=96, dev_frames=4_000)
+        return replace(SYNTHETIC[scale], task=synthetic(items, width=96, dev_frames=4_000))
 
     def pace_s(self, bench: Bench) -> float:
         """Seconds of a minibatch: far above what it costs to compute, so that two cores suffice.
@@ -66,7 +67,7 @@ class RealStragglers(Claim):
                 evaluate_every=99.0,
                 real=True,
             )
-            for seed in bench.seeds[:1]  # it sleeps: they differ by less than 1 %
+            for seed in bench.judges[:1]  # it sleeps: they differ by less than 1 %
         ]
         return (
             alone
@@ -84,14 +85,14 @@ class RealStragglers(Claim):
                 )
                 for factor in self.factors(bench)
                 for name, how in METHODS.items()
-                for seed in (bench.seeds[:1] if how.synchronous and factor > 1 else bench.seeds)
+                for seed in (bench.judges[:1] if how.synchronous and factor > 1 else bench.judges)
             ]
         )
 
     def share(self, found: Found, name: str, factor: int) -> float:
         """Return the part of the summed speed of all learners that a method keeps."""
-        summed = speed(found[ALONE]) * (LEARNERS - 1 + 1 / factor)
-        return speed(found[_arm(name, factor)]) / summed if summed else 0.0
+        summed = throughput(found[ALONE]) * (LEARNERS - 1 + 1 / factor)
+        return throughput(found[_arm(name, factor)]) / summed if summed else 0.0
 
     def judge(self, found: Found, bench: Bench) -> list[Check]:
         """The speed of rings against the summed speed of all learners."""

@@ -1,114 +1,137 @@
-"""From 1 to 128 learners at the published ratio of computing to communicating."""
+"""From 1 to 64 learners at the published ratio of computing to communicating."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
-from hocket.core.flat import Layout
-from hocket.optim import Exponential
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
-from hocket.reproduce.claim import Bench, Claim, Run
-from hocket.reproduce.outcome import Found
-from hocket.reproduce.rings import METHODS, speed
-from hocket.runtime.sim.cost import Cluster, Host
+from hocket.reproduce.claim import Bench, Claim, Run, budgets
+from hocket.reproduce.outcome import SEQUENTIAL, Arm, Found
+from hocket.reproduce.rings import (
+    FRAMES_PER_S,
+    METHODS,
+    RATIO,
+    published_cluster,
+    throughput,
+)
 
-# The published system: 43 M parameters, 0.28 s for a minibatch on a V100, 100 Gbit/s. Sending the
-# model once takes 172 MB * 8 / 100 Gbit/s = 13.8 ms: a minibatch lasts 20 times as long.
-RATIO = 0.28 / (43e6 * 4 * 8 / 100e9)
-FRAMES_PER_S = 10_000.0
-EFFICIENT = 0.9  # of linear speed-up
+# Published hours against "about a week" (168 h) on one GPU: 14 h on 16, 2.28 h on 64. The latter
+# would be 74 times on 64, so the week is a generous one; 0.9 of linear is asked for there.
+PUBLISHED = {16: 168 / 14, 64: 0.9 * 64}
+RINGS = ("fixed ring", "random ring")
 
 
 class RingScaling(Claim):
-    """Speed-up in frames per second, and accuracy, against the number of learners."""
+    """Time to the sequential loss against the number of learners."""
 
     name: ClassVar[str] = "ring-scaling"
     claim: ClassVar[str] = (
-        "At the published ratio of computing to communicating, rings speed training up almost "
-        "linearly to 128 learners, and by more than allreduce"
+        "At the published ratio of computing to communicating, rings reach the sequential loss 12 "
+        "times as fast on 16 learners and almost 64 times on 64, and sooner than allreduce"
     )
-    paper: ClassVar[str] = "Zhang et al., ICASSP 2020; Cui et al., TASLP 2021"
+    paper: ClassVar[str] = "Zhang et al., ICASSP 2019, 2020; Cui et al., TASLP 2021"
+    published: ClassVar[str] = "about a week on 1 GPU, 14 h on 16, 2.28 h on 64, 1.98 h on 128"
     refuted_by: ClassVar[str] = (
-        "a ring's speed-up in frames per second at the most learners is below 0.9 of linear, or "
-        "below that of allreduce"
+        "with the budget of the published speed-up, the better ring is not within 1 % of the "
+        "sequential loss 12 times as soon on 16 learners (57.6 times on 64), or not before "
+        "allreduce"
     )
-    figures: ClassVar[tuple[str, ...]] = ("loss", "error", "time_s", "frames_per_s", "bytes_sent")
+    figures: ClassVar[tuple[str, ...]] = ("loss", "error", "frames_per_s", "bytes_sent")
 
     def sizes(self, bench: Bench) -> tuple[int, ...]:
         """The numbers of learners that are tried."""
-        return bench.pick(smoke=(4,), quick=(8, 64), full=(8, 32, 128))
+        return bench.pick(smoke=(4,), quick=(16,), full=(8, 16, 64))
 
     def networks(self, bench: Bench) -> tuple[float, ...]:
-        """Bandwidths, as multiples of the published one."""
+        """Bandwidths, as multiples of the published one; the others are shown, not judged."""
         return bench.pick(smoke=(1.0,), quick=(1.0,), full=(0.25, 1.0, 4.0))
 
     def runs(self, bench: Bench) -> list[Run]:
         """Every method on every cluster, and one learner alone; other networks with one seed."""
-        gentle = Exponential(epochs=bench.epochs, final_factor=0.05, lr_compensation="sqrt")
-        return bench.sequential(evaluate_every=9.0) + [
+        factors = bench.pick(smoke=(1.0,), quick=(0.5, 1.0), full=(0.25, 0.5, 1.0, 2.0))
+        found = bench.sequential()
+        for p in self.sizes(bench):
+            cluster = published_cluster(bench.task, p)
+            for name, how in METHODS.items():
+                grid = bench.grid({"": how}, factors)
+                most = budgets(p, PUBLISHED.get(p, p), steps=2)
+                found += bench.arm(_arm(name, p), cluster, grid, budgets=most)
+        return found + [
             bench.run(
                 _arm(name, p, net),
                 how,
-                self.cluster(bench, p, net),
-                seed=seed,
-                schedule=gentle,
-                evaluate_every=9.0,
+                published_cluster(bench.task, p, net),
+                seed=bench.judges[0],
+                lr=factors[0] * bench.lr,
             )
             for net in self.networks(bench)
+            if net != 1.0
             for p in self.sizes(bench)
             for name, how in METHODS.items()
-            for seed in (bench.seeds if net == 1.0 else bench.seeds[:1])
         ]
-
-    def cluster(self, bench: Bench, p: int, net: float) -> Cluster:
-        """Return equal hosts whose link keeps the published ratio for this task's model."""
-        model_bits = Layout.of(bench.task.build_model()).size * 32
-        frames = bench.task.items("train")[0].frames
-        gbit = net * RATIO * model_bits / (frames / FRAMES_PER_S) / 1e9
-        host = Host(count=p, frames_per_s=FRAMES_PER_S, jitter=0.1, bandwidth_gbit=gbit)
-        return Cluster((host,))
 
     def judge(self, found: Found, bench: Bench) -> list[Check]:
-        """Speed-ups at the most learners and the published bandwidth."""
-        made, p = [], max(self.sizes(bench))
-        other = speed(found[_arm("allreduce", p, 1.0)]) / FRAMES_PER_S
-        for ring in ("fixed ring", "random ring"):
-            up = speed(found[_arm(ring, p, 1.0)]) / FRAMES_PER_S
-            detail = f"{up:.1f} of {p}"
-            made.append(checks.fact(f"{ring}: {EFFICIENT} of linear", up >= EFFICIENT * p, detail))
-            made.append(checks.fact(f"{ring}: more than allreduce", up > other, f"{other:.1f}"))
+        """Time to the sequential loss, at the published bandwidth."""
+        made, alone = [], found.times(SEQUENTIAL)
+        for p in self.sizes(bench):
+            ring = self.better_ring(found, p)
+            times = found.times(ring.name)
+            if p in PUBLISHED:
+                asked = PUBLISHED[p]
+                made.append(checks.faster(f"{ring.name}: {asked:.1f} times", times, alone, asked))
+            rival = found.times(_arm("allreduce", p))
+            made.append(checks.sooner(f"{ring.name}: sooner than allreduce", times, rival))
         return made
 
+    def better_ring(self, found: Found, p: int) -> Arm:
+        """Return the ring with which the tuning seed did better."""
+        return min((found[_arm(ring, p)] for ring in RINGS), key=lambda arm: arm.tuning_loss)
+
     def notes(self, found: Found, bench: Bench) -> list[str]:
-        """Ratio and rate, and which methods still reach the sequential accuracy."""
-        alone = found["sequential"].losses
+        """The ratio, and the throughput of all networks: of our cost model, so not judged."""
         lines = [
-            f"A minibatch lasts {RATIO:.1f} times as long as sending the model once.",
-            "The rate grows with the root of P: grown with P, 64 learners diverge.",
+            f"A minibatch lasts {RATIO:.1f} times as long as sending the model once: 0.28 s "
+            "against 13.8 ms. The 0.28 s are a week, divided by the minibatches of 16 epochs over "
+            "2,000 h (recalled from the paper, not measured by us).",
+            "Throughput, in frames/s relative to one learner, is a result of the simulator's cost "
+            "model and of that ratio:",
         ]
-        for p in self.sizes(bench):
-            for name in METHODS:
-                arm = found[_arm(name, p, 1.0)]
-                check = checks.reaches(f"{arm.name} reaches sequential SGD", arm.losses, alone)
-                lines.append(f"{check.statement}: {check.judgement} ({check.detail}).")
+        for net in self.networks(bench):
+            for p in self.sizes(bench):
+                ups = [f"{name} {self.relative(found, name, p, net):.1f}" for name in METHODS]
+                lines.append(f"network x {net:g}, P={p}: " + ", ".join(ups) + ".")
         return lines
 
+    def relative(self, found: Found, name: str, p: int, net: float) -> float:
+        """Return the throughput of a method relative to one learner."""
+        return throughput(found[_arm(name, p, net)]) / FRAMES_PER_S
+
     def plots(self, found: Found, bench: Bench) -> list[str]:
-        """Speed-up over the number of learners, for each network."""
-        drawn = []
-        for net in self.networks(bench):
-            series = []
-            for n, name in enumerate(METHODS):
-                ups = [speed(found[_arm(name, p, net)]) / FRAMES_PER_S for p in self.sizes(bench)]
-                points = [(float(p), u, u, u) for p, u in zip(self.sizes(bench), ups, strict=True)]
-                series.append(Spread(name, points, COLOURS[n]))
-            title = f"speed-up in frames/s, network x {net:g}"
-            drawn.append(charts.dots(title, "learners", series, doubling=True))
-        return drawn
+        """Speed-up to the sequential loss over the number of learners; then throughput."""
+        ups, speeds = [], []
+        for n, name in enumerate(METHODS):
+            sizes = self.sizes(bench)
+            reached = [found.speedup(_arm(name, p)) for p in sizes]
+            ups.append(Spread(name, _points(sizes, reached), COLOURS[n]))
+            fast = [self.relative(found, name, p, 1.0) for p in sizes]
+            speeds.append(Spread(name, _points(sizes, fast), COLOURS[n]))
+        return [
+            charts.dots("speed-up to the sequential loss", "learners", ups, doubling=True),
+            charts.dots("throughput, relative", "learners", speeds, doubling=True),
+        ]
 
 
-def _arm(name: str, p: int, net: float) -> str:
+def _points(
+    sizes: Sequence[int], values: Sequence[float]
+) -> list[tuple[float, float, float, float]]:
+    pairs = zip(sizes, values, strict=True)
+    return [(float(p), v, v, v) for p, v in pairs if math.isfinite(v)]
+
+
+def _arm(name: str, p: int, net: float = 1.0) -> str:
     return f"{name} P={p}" + ("" if net == 1.0 else f" net x {net:g}")
