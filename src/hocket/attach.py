@@ -17,134 +17,34 @@ see docs/attach.md. Without any of them there is one learner, and the loop runs 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hocket import config
+from hocket.codecs import CODECS
+from hocket.core.codec import Codec
 from hocket.core.effects import Grad
-from hocket.core.flat import Flat, Layout, Parts
+from hocket.core.flat import Flat
 from hocket.core.packing import flatten, unflatten
 from hocket.core.strategy import Strategy
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.optim import NGSGD, Constant, Optimizer
-from hocket.runtime.net.handshake import put_token
+from hocket.optim import NGSGD, Constant
+from hocket.optim.users_optimizer import UsersOptimizer
+from hocket.runtime.launch import engines, meeting, tokens
+from hocket.runtime.launch.engines import Started
+from hocket.runtime.net.addresses import LOOPBACK
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.user_loop import LoopRuntime, UserLoop
 from hocket.strategies import STRATEGIES
 
 _attached = 0  # how many times in this process: each time learners meet again
-
-
-@dataclass(frozen=True)
-class UsersOptimizer(Optimizer):
-    """The user's torch optimizer, as a rule for one step. Its state stays in it."""
-
-    torch_optimizer: Any = None
-    model: Any = None
-    scales: bool = True
-
-    name: ClassVar[str] = "the user's"
-
-    def rate(self) -> float:
-        """Return the rate now, as the user's scheduler left it; of several groups the largest."""
-        return float(max(group["lr"] for group in self.torch_optimizer.param_groups))
-
-    @property
-    def has_moments(self) -> bool:
-        """Whether it remembers anything that is known to us."""
-        return bool(_moments_of(self.torch_optimizer))
-
-    def moments(self, params: Flat, state: Any) -> list[Flat]:
-        """Gather what the torch optimizer remembers of each parameter."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        kept = self.torch_optimizer.state
-        return [
-            Layout.of(self.model).pack(
-                torch.zeros_like(p) if kept[p].get(key) is None else kept[p][key] for p in trained
-            )
-            for key in _moments_of(self.torch_optimizer)
-        ]
-
-    def remember_(self, state: Any, moments: Sequence[Flat]) -> None:
-        """Lay other values in their place; a parameter that never had a step has none."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        layout = Layout.of(self.model)
-        for key, moment in zip(_moments_of(self.torch_optimizer), moments, strict=True):
-            for p, view in zip(trained, layout.views(moment), strict=True):
-                if self.torch_optimizer.state[p].get(key) is not None:
-                    self.torch_optimizer.state[p][key].copy_(view)
-
-    def forget_(self, state: Any) -> None:
-        """Let the torch optimizer forget what it remembers."""
-        self.torch_optimizer.state.clear()
-
-    @property
-    def scales_with_gain(self) -> bool:  # type: ignore[override]
-        """Whether a step grows with the rate times the gradient."""
-        return self.scales
-
-    def init(self, params: Flat) -> None:
-        """Nothing: what it remembers is in the torch optimizer."""
-
-    def apply_(self, params: Flat, grad: Flat | Parts, state: Any, lr: float) -> None:
-        """Let the user's optimizer step on `params` with `grad`."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        layout = Layout.of(self.model)
-        for p, view in zip(trained, layout.views(params), strict=True):
-            p.data = view
-        if not _is_own(grad, trained):
-            whole = grad.join() if isinstance(grad, Parts) else grad
-            for p, view in zip(trained, layout.views(whole), strict=True):
-                p.grad = view.clone() if p.grad is None else p.grad.copy_(view)
-        self._step_at(lr)
-
-    def _step_at(self, lr: float) -> None:
-        """Step at another rate: groups that have lower ones keep their proportion to it."""
-        groups, own = self.torch_optimizer.param_groups, self.rate()
-        rates = [group["lr"] for group in groups]
-        try:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = lr if rate == own else rate * (lr / own)
-            self.torch_optimizer.step()
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
-
-    def _step_(self, params: Flat, grad: Flat, state: Any, lr: float) -> None:
-        raise NotImplementedError("apply_ does it all")
-
-
-def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Name what a torch optimizer remembers of a parameter, where we know it."""
-    if isinstance(optimizer, torch.optim.SGD | NGSGD):
-        momentum = any(group["momentum"] for group in optimizer.param_groups)
-        return ("momentum_buffer",) if momentum else ()
-    known = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
-    return ("exp_avg", "exp_avg_sq") if isinstance(optimizer, known) else ()
-
-
-def _is_own(grad: Flat | Parts, trained: list[nn.Parameter]) -> bool:
-    """True if these are the very gradients that `backward` left, so nothing need be copied.
-
-    A learner that has left its loop may have none at all, while a mean gradient has, by chance, as
-    many pieces as the model has parameters.
-    """
-    if not isinstance(grad, Parts) or len(grad.pieces) != len(trained):
-        return False
-    if all(p.grad is None for p in trained):
-        return False
-    return all(
-        p.grad is None or p.grad.data_ptr() == piece.data_ptr()
-        for p, (_, piece) in zip(trained, grad.pieces, strict=True)
-    )
 
 
 class Attached:
@@ -161,7 +61,7 @@ class Attached:
 
     @property
     def rank(self) -> int:
-        """This learner."""
+        """The number of this learner, from 0; it stays the same after a loss."""
         return self._runtime.rank
 
     @property
@@ -264,34 +164,26 @@ class Attached:
 # ---------------------------------------------------------------------------- finding the others
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and size: as given, or from the environment, or alone."""
-    env = os.environ
+def _place(rank: int | None, world_size: int | None) -> Started:
+    """Return rank and size: as given, or as whatever started this process says, or alone."""
     if (rank is None) != (world_size is None):
         raise ConfigError("give both rank and world_size, or neither")
     if rank is not None and world_size is not None:
-        return rank, world_size
-    for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        if all(name in env for name in names):
-            return int(env[names[0]]), int(env[names[1]])
-    return 0, 1
+        require(0 <= rank < world_size, f"rank={rank} is no rank of world_size={world_size}")
+        return Started(engines.GIVEN, rank, world_size)
+    engines.refuse_separate_torchruns()
+    return engines.started_by() or Started(engines.GIVEN, 0, 1)
 
 
-def _store(rank: int, timeout_s: float) -> tuple[Store, str]:
-    """Return the store in which learners find each other, and the host that serves it."""
-    env = os.environ
-    if "HOCKET_STORE" in env:
-        host, _, port = env["HOCKET_STORE"].rpartition(":")
-        return Store.connect(host, int(port), timeout_s), host
-    if "MASTER_ADDR" not in env or "MASTER_PORT" not in env:
-        raise ConfigError(
-            "hocket.attach knows of several learners but not where they meet: start them with "
-            "`python -m hocket.launch`, or set MASTER_ADDR and MASTER_PORT"
-        )
-    host, number = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-    if rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return Store.serve(host, timeout_s, number), host
-    return Store.connect(host, number, timeout_s), host
+def _store(started: Started, timeout_s: float) -> tuple[Store, str]:
+    """Return the store of the learners that attach together, and the way to its host."""
+    global _attached
+    met = meeting.meet(started, timeout_s)
+    if met.is_open and started.rank == 0:
+        print(f"hocket: {tokens.OPEN}", file=sys.stderr, flush=True)
+    _attached += 1
+    store = met.place.store(timeout_s, started.rank)
+    return store.prefix(f"attach/{_attached}"), met.place.towards
 
 
 def attach(
@@ -299,6 +191,7 @@ def attach(
     optimizer: torch.optim.Optimizer,
     *,
     strategy: Strategy[Any] | str | Mapping[str, Any] = "allreduce",
+    codec: Codec | str | Mapping[str, Any] = "float32",
     lr: Literal["own", "sequential"] = "own",
     rank: int | None = None,
     world_size: int | None = None,
@@ -308,11 +201,11 @@ def attach(
 ) -> Attached:
     """Put a strategy under a training loop of one's own; use it as a context manager.
 
+    `codec`: what goes on the wire, a name, or what the `[codec]` table would hold.
     `lr="sequential"`: the optimizer's rate is meant for sequential SGD, and the local one is
     derived from it. `rank` and `world_size` come from the environment unless given. More keywords
     are `timeout_s` and `transport` of the `[runtime]` table; `faults` are planned by tests.
     """
-    global _attached
     require(lr in ("own", "sequential"), f"lr must be 'own' or 'sequential', not {lr!r}")
     unknown = set(runtime) - {"timeout_s", "transport"}
     require(not unknown, f"{sorted(unknown)} has no effect in hocket.attach")
@@ -326,37 +219,57 @@ def attach(
         "NGSGD(..., in_backward=True) leaves no gradients that a strategy could work with: use "
         "in_backward=False under hocket.attach",
     )
-    place, size = _place(rank, world_size)
+    if runtime.get("transport") == "mpi":
+        runtime["on_loss"] = "stop"  # MPI ends the job
+    started = _place(rank, world_size)
+    size = started.size
     rule = UsersOptimizer(
         weight_decay=max(g.get("weight_decay", 0.0) for g in optimizer.param_groups),
         torch_optimizer=optimizer,
         model=model,
         scales=isinstance(optimizer, torch.optim.SGD | NGSGD),
     )
-    chosen = _strategy(strategy)
+    chosen = _strategy(strategy).on_hosts(max(2, size))  # nobody starts ranks that only attend
     require(
         not chosen.needs_scores,
-        f"strategy {chosen.name!r} is led by held-out loss, which hocket.attach does not have: use "
-        "hocket.train, or another strategy",
+        f"strategy {chosen.name!r} follows the held-out loss, which hocket.attach does not have: "
+        "use hocket.train, or another strategy",
+    )
+    require(
+        not chosen.needs_attendance,
+        f"strategy {chosen.name!r} with these options lets ranks wait for others, which a training "
+        "loop of your own cannot: leave warm start, ramp and barrier out, and let learners serve "
+        "(servers = 0)",
     )
     experiment = Experiment(
         UserLoop(model),
         chosen,
         rule,
         Constant(epochs=1, lr_compensation="full" if lr == "sequential" else "none"),
+        _codec(codec),
         options=RuntimeOptions(
             learners=size, seed=seed, threads=torch.get_num_threads(), **runtime
         ),
     )
-    store, host = None, "127.0.0.1"
+    if experiment.options.transport == "mpi":
+        engines.check_mpi(size)
+    store, host = None, LOOPBACK
     if size > 1:
-        store, host = _store(place, experiment.options.timeout_s)
-        store = store.prefix(f"hocket/attach/{_attached}")
-        if place == 0:
-            put_token(store)
-        _attached += 1
-    runtime_ = LoopRuntime(experiment, place, store, host, fate=Fate(faults, place))
+        store, host = _store(started, experiment.options.timeout_s)
+    fate = Fate(faults, started.rank)
+    runtime_ = LoopRuntime(experiment, started.rank, store, host, fate=fate)
     return Attached(runtime_, model, optimizer)
+
+
+def _codec(given: Codec | str | Mapping[str, Any]) -> Codec:
+    table = {"name": given} if isinstance(given, str) else given
+    chosen = table if isinstance(table, Codec) else config.choose(CODECS, table, "codec", "float32")
+    require(
+        chosen.starts_at == 0,
+        "codec.start_frames has no effect in hocket.attach, where nobody knows how many frames all "
+        "learners have learnt: begin with codec='float32', then attach again with the codec",
+    )
+    return chosen
 
 
 def _strategy(given: Strategy[Any] | str | Mapping[str, Any]) -> Strategy[Any]:

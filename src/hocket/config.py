@@ -9,7 +9,6 @@ knows what an option means: each dataclass checks its own.
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import tomllib
 import types
@@ -24,35 +23,24 @@ import numpy as np
 import torch
 
 from hocket.codecs import CODECS
+from hocket.core.limits import LARGEST
+from hocket.core.strategy import InStages, Strategy
 from hocket.core.task import Task
-from hocket.data.synthetic import Synthetic
-from hocket.errors import ConfigError, nearest
+from hocket.errors import ConfigError, UnreadableError, nearest
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.models import MODELS, Model
-from hocket.optim import OPTIMIZERS, SCHEDULES
+from hocket.optim import OPTIMIZERS, SCHEDULES, Optimizer
+from hocket.options import CHUNKED, TABLES as TABLES, TASKS as TASKS, elsewhere, options as options
 from hocket.record.rundir import RunDirectory
-from hocket.runtime.sim.cost import Cluster, Death, Host, Pause, Slow
+from hocket.runtime.sim.cost import Cluster
+from hocket.speech.chunk_task import SpeechChunks
 from hocket.speech.task import SpeechTask, is_experiment
 from hocket.strategies import STRATEGIES
+from hocket.support.inputs import read_table, read_toml
 
 DEFAULTS: Final = "train.toml"  # in a task's folder: what its recipe sets
 T = TypeVar("T")
 Table = Mapping[str, Any]
-
-TASKS: Final[dict[str, type[Synthetic] | type[SpeechTask]]] = {
-    "synthetic": Synthetic,
-    "speech": SpeechTask,
-}
-TABLES: Final = (
-    "task",
-    "model",
-    "strategy",
-    "optimizer",
-    "schedule",
-    "codec",
-    "runtime",
-    "cluster",
-)
 
 
 # ---------------------------------------------------------------------------- reading
@@ -60,6 +48,8 @@ TABLES: Final = (
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """Read a TOML file, or a run's config.json, and refuse tables that do not exist."""
+    if path.name == "config.json":
+        return read_run(path.parent)
     return _checked_tables(parse(path), path)
 
 
@@ -79,15 +69,11 @@ def _checked_tables(found: Mapping[str, Any], path: Path) -> dict[str, dict[str,
 
 
 def parse(path: Path) -> dict[str, Any]:
-    """Read TOML, or JSON by its ending; whatever is wrong is told with the file's name."""
+    """Read TOML, or JSON by its ending; an error names the file."""
     try:
-        text = path.read_text()
-        parsed: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ConfigError(f"{path}: {error}") from error
-    return parsed
+        return read_table(path) if path.suffix == ".json" else read_toml(path)
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.reason}") from error
 
 
 def task_table(name: str) -> dict[str, Any]:
@@ -97,19 +83,36 @@ def task_table(name: str) -> dict[str, Any]:
     if is_experiment(Path(name)):
         return {"name": "speech", "experiment": str(Path(name).resolve())}
     raise ConfigError(
-        f"task {name!r} is neither 'synthetic' nor a folder made by `hocket prepare`."
+        f"task {name!r} is neither 'synthetic', 'stream' nor a folder made by `hocket prepare`."
         + (" That folder's preparation is not finished." if Path(name).is_dir() else "")
         + nearest(name, TASKS)
     )
 
 
-def defaults(name: str) -> dict[str, dict[str, Any]]:
-    """Return the settings that a task's folder brings along, if it does."""
+def defaults(
+    name: str, strategy: str | None = None, model: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the settings in a task's folder (train.toml), if it has any.
+
+    For a strategy that has no rate: without those of one, as the folder cannot know who trains.
+    For a model that reads sequences where the folder's reads windows, or the other way round:
+    without what says how frames are put together.
+    """
     path = Path(name) / DEFAULTS
     if name in TASKS or not path.is_file():
         return {}
     tables = read(path)
     tables.setdefault("task", {})["name"] = "speech"
+    if strategy in STRATEGIES and not STRATEGIES[strategy].uses_rate:
+        tables.pop("optimizer", None)
+        if "epochs" in tables.get("schedule", {}):
+            tables["schedule"] = {"epochs": tables["schedule"]["epochs"]}
+    if model in MODELS and MODELS[model].sequential != is_sequential(tables):
+        shared = {f.name for f in dataclasses.fields(SpeechTask)} & {
+            f.name for f in dataclasses.fields(SpeechChunks)
+        }
+        kept = (shared | {"name"}) - {"batch_frames"}
+        tables["task"] = {k: v for k, v in tables["task"].items() if k in kept}
     return tables
 
 
@@ -138,11 +141,21 @@ def override(tables: dict[str, dict[str, Any]], setting: str) -> None:
     _known(table, TABLES, "--set: table")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise ConfigError(f"--set {path}: its value is nested too deeply") from None
+    except ValueError:  # not TOML, or a number of thousands of digits
         value = text.strip()
     if key == "name":
         rename(tables, table, value)
+    if (table, key) == ("strategy", "stages"):
+        _drop_other_cut(tables.get("strategy", {}), value)
     tables.setdefault(table, {})[key] = value
+
+
+def _drop_other_cut(strategy: dict[str, Any], stages: Any) -> None:
+    """Forget where a model was cut into another number of stages, as in a run that is resumed."""
+    if len(strategy.get("cut") or ()) + 1 != stages:
+        strategy.pop("cut", None)
 
 
 def _known(name: str, choices: typing.Iterable[str], what: str) -> None:
@@ -163,9 +176,10 @@ def build(cls: type[T], table: Table, where: str, *, skip: tuple[str, ...] = ())
     for key, value in table.items():
         if key not in fields:
             have = ", ".join(fields) or "none"
-            hint = nearest(key, fields) or _elsewhere(key)
+            hint = nearest(key, fields) or elsewhere(key)
             raise ConfigError(f"unknown key {key!r} in {where}.{hint} Valid keys: {have}")
-        values[key] = _convert(value, hints[key], f"{where}.{key}")
+        table_name = where.partition(" of ")[0].strip("[]")
+        values[key] = _convert(value, hints[key], f"{table_name}.{key}")
     missing = [
         name
         for name, f in fields.items()
@@ -176,60 +190,6 @@ def build(cls: type[T], table: Table, where: str, *, skip: tuple[str, ...] = ())
     if missing:
         raise ConfigError(f"{where} needs a value for {missing[0]!r}")
     return cls(**values)
-
-
-def _elsewhere(key: str) -> str:
-    """Say where a key belongs that was given in the wrong table."""
-    for table, kinds in options().items():
-        for fields in kinds.values():
-            if key in fields:
-                return f" It belongs to [{table}]."
-    return ""
-
-
-def options() -> dict[str, dict[str, dict[str, tuple[str, Any]]]]:
-    """Every option there is: table -> name (empty if it has none) -> key -> (type, default)."""
-    registries: dict[str, Mapping[str, type[Any]]] = {
-        "task": TASKS,
-        "model": MODELS,
-        "strategy": STRATEGIES,
-        "optimizer": OPTIMIZERS,
-        "schedule": SCHEDULES,
-        "codec": CODECS,
-        "runtime": {"": RuntimeOptions},
-        "cluster": {"": Cluster, "[[hosts]]": Host, "[[slow]]": Slow}
-        | {"[[pauses]]": Pause, "[[deaths]]": Death},
-    }
-    return {
-        table: {
-            name: {
-                f.name: (_type_name(kind, f.name), _default(f)) for f in dataclasses.fields(kind)
-            }
-            for name, kind in kinds.items()
-        }
-        for table, kinds in registries.items()
-    }
-
-
-def _type_name(kind: type[Any], key: str) -> str:
-    """Say what a value may be: one of some words, or a type."""
-    hint = typing.get_type_hints(kind)[key]
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    words = []
-    for one in kinds:
-        if get_origin(one) is Literal:
-            words += [f'"{word}"' for word in get_args(one)]
-        elif one is not type(None):
-            words.append(getattr(one, "__name__", str(one)))
-    return " | ".join(words)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return "(needed)"
 
 
 def choose(registry: Mapping[str, type[T]], table: Table, where: str, default: str) -> T:
@@ -267,7 +227,10 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if hint is float and (
         value == "inf" or (isinstance(value, int) and not isinstance(value, bool))
     ):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} must be at most {LARGEST:g}") from None
     if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint):
         raise ConfigError(f"{where} must be {_article(hint.__name__)}, not {value!r}")
     return value
@@ -283,25 +246,53 @@ def build_task(tables: Mapping[str, Table]) -> Task:
     table = tables.get("task", {})
     name = table.get("name", "synthetic")
     _known(str(name), TASKS, "task")
+    if is_sequential(tables):
+        name = CHUNKED.get(name, name)
+        if name not in CHUNKED.values():
+            raise ConfigError(
+                f"task {name!r} has no sequences of frames, which model "
+                f"{tables['model']['name']!r} reads: use synthetic or a prepared experiment"
+            )
     rest = {k: v for k, v in table.items() if k != "name"}
-    task = build(TASKS[name], rest, f"[task] of {name!r}", skip=("model",))
-    return dataclasses.replace(task, model=choose(MODELS, tables.get("model", {}), "model", "dnn"))
+    task: Any = build(TASKS[name], rest, f"[task] of {name!r}", skip=("model",))
+    if not tables.get("model"):
+        usual: Task = task  # with the network that suits it
+        return usual
+    made: Task = dataclasses.replace(task, model=choose(MODELS, tables["model"], "model", "dnn"))
+    return made
 
 
-def build_parts(tables: Mapping[str, Table], task: Task | None = None) -> dict[str, Any]:
-    """Make the parts of an experiment; `task` given: a task of one's own."""
+def is_sequential(tables: Mapping[str, Table]) -> bool:
+    """True if the `[model]` table names a model that reads sequences of frames."""
+    name = tables.get("model", {}).get("name")
+    return isinstance(name, str) and name in MODELS and MODELS[name].sequential
+
+
+def build_parts(
+    tables: Mapping[str, Table], task: Task | None = None, method: Strategy[Any] | None = None
+) -> dict[str, Any]:
+    """Make the parts of an experiment; `task` and `method` given: objects of one's own."""
     if task is not None and (tables.get("task") or tables.get("model")):
-        raise ConfigError("[task] and [model] has no effect: the task was given as an object")
-    strategy = choose(STRATEGIES, tables.get("strategy", {}), "strategy", "sequential")
-    usual = strategy.usual_optimizer
+        raise ConfigError("[task] and [model] have no effect: the task was given as an object")
+    strategy = method or choose(STRATEGIES, tables.get("strategy", {}), "strategy", "sequential")
+    task = task or build_task(tables)
     return {
-        "task": task or build_task(tables),
+        "task": task,
         "strategy": strategy,
-        "optimizer": choose(OPTIMIZERS, tables.get("optimizer", {}), "optimizer", usual),
+        "optimizer": _optimizer(tables.get("optimizer", {}), strategy, task),
         "schedule": choose(SCHEDULES, tables.get("schedule", {}), "schedule", "constant"),
         "codec": choose(CODECS, tables.get("codec", {}), "codec", "float32"),
         "options": build(RuntimeOptions, tables.get("runtime", {}), "[runtime]"),
     }
+
+
+def _optimizer(table: Table, strategy: Strategy[Any], task: Task) -> Optimizer:
+    """Make the optimizer; recurrent networks have their gradients clipped unless told otherwise."""
+    clip = getattr(getattr(task, "model", None), "clip_norm", None)
+    cut = isinstance(strategy, InStages) and strategy.stages > 1  # nobody has a whole gradient
+    if clip is not None and strategy.uses_rate and not cut:
+        table = {"clip_norm": clip} | dict(table)
+    return choose(OPTIMIZERS, table, "optimizer", strategy.usual_optimizer)
 
 
 def build_experiment(tables: Mapping[str, Table]) -> Experiment:

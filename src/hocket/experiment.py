@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
 
 from hocket.core.codec import FLOAT32, Codec
-from hocket.core.device import DeviceName, Precision, Transport
-from hocket.core.strategy import Strategy
+from hocket.core.device import LIBRARIES, DeviceName, Precision, Transport
+from hocket.core.flat import Flat, Layout
+from hocket.core.limits import check_numbers
+from hocket.core.strategy import Extent, Strategy
 from hocket.core.task import Task
 from hocket.data.pool import Pool, Sharding
 from hocket.errors import require
 from hocket.optim import SGD, Constant, Optimizer, Schedule
-from hocket.optim.compensation import target_factor
+from hocket.optim.compensation import share_of_integral, target_factor
+
+RATELESS: Final = ("constant", "newbob")  # schedules that do something without a rate: they end
 
 OnLoss: TypeAlias = Literal["continue", "stop"]
 
@@ -24,16 +28,17 @@ class RuntimeOptions:
 
     learners: int = 1
     seed: int = 0
+    init: str | None = None  # start from this run's model, or from a model file
     sharding: Sharding = "pool"  # fixed: an item belongs to the same learner in every epoch
     threads: int = 1  # per learner
     device: DeviceName = "auto"  # CUDA where there is one; untested (docs/gpu.md)
     precision: Precision = "float32"  # bfloat16: autocast; flat vectors stay float32
     deterministic: bool = True  # sums are in rank order, bit for bit
-    transport: Transport = "auto"  # memory within a host, sockets between; torch: NCCL or gloo
+    transport: Transport = "auto"  # memory within a host, sockets between; torch: NCCL or gloo; mpi
     timeout_s: float = 300.0  # limit of every wait for another learner
     on_loss: OnLoss = "continue"  # or stop when a learner dies
     silence_s: float = 10.0  # a learner that gives no sign of life for so long is lost
-    evaluate_every: float = 1.0
+    evaluate_every: float | None = None  # None: as the strategy has it
     checkpoint_every: float = 1.0
     keep_checkpoints: int = 2
     log_every: float = 0.05
@@ -47,7 +52,7 @@ class RuntimeOptions:
             require(value >= 1, f"runtime.{key} must be at least 1, not {value}")
         for key in ("timeout_s", "silence_s", "evaluate_every", "checkpoint_every", "log_every"):
             value = getattr(self, key)
-            require(value > 0, f"runtime.{key} must be above 0, not {value}")
+            require(value is None or value > 0, f"runtime.{key} must be above 0, not {value}")
         require(
             math.isfinite(self.timeout_s), "runtime.timeout_s must be finite: no wait is endless"
         )
@@ -58,21 +63,20 @@ class RuntimeOptions:
         require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
 
     def _check_transport(self) -> None:
-        if self.transport != "torch":
-            require(
-                self.deterministic,
-                "runtime.deterministic = false has no effect: sums in rank order cost nothing "
-                "more here, so there is no other way; leave it out",
-            )
-            return
+        name = f"runtime.transport = {self.transport!r}"
         require(
-            not self.deterministic,
-            "runtime.transport = 'torch' adds up in the library's own order, not in rank order: "
-            "set runtime.deterministic = false",
+            self.deterministic or self.transport in LIBRARIES,
+            "runtime.deterministic = false has no effect: sums in rank order cost nothing "
+            "more here, so there is no other way; leave it out",
         )
         require(
-            self.on_loss == "stop",
-            "runtime.transport = 'torch' cannot go on without a learner that is lost: set "
+            not (self.deterministic and self.transport == "torch"),
+            f"{name} adds up in the library's own order, not in rank order: set "
+            "runtime.deterministic = false",
+        )
+        require(
+            self.on_loss == "stop" or self.transport not in LIBRARIES,
+            f"{name} cannot go on without a learner that is lost: set "
             "runtime.on_loss = 'stop', or leave the transport at 'auto'",
         )
 
@@ -94,6 +98,7 @@ class Experiment:
             ("strategy", Strategy),
             ("optimizer", Optimizer),
             ("schedule", Schedule),
+            ("codec", Codec),
         ):
             value = getattr(self, key)
             made = f"{value.__name__}()" if isinstance(value, type) else kind.__name__
@@ -101,27 +106,119 @@ class Experiment:
                 isinstance(value, kind),
                 f"{key} must be a {kind.__name__} object, not {value!r}: give {made}",
             )
+        if self.options.evaluate_every is None:  # recorded as it is, so that a run can be resumed
+            usual = replace(self.options, evaluate_every=self.strategy.evaluate_every)
+            object.__setattr__(self, "options", usual)
+        self._check_numbers()
         self.strategy.check_world(self.options.learners)
         self.strategy.check_optimizer(self.optimizer)
+        self._check_rate()
+        self.strategy.check_codec(self.codec)
+        if self.options.transport == "mpi":
+            self._check_mpi()
         self.lr_factor()
+
+    def _check_mpi(self) -> None:
+        """Refuse what would not travel over MPI, though the user asked for it."""
+        strategy, leave = self.strategy, "leave runtime.transport at 'auto'"
+        require(
+            strategy.synchronous and not strategy.uses_messages,
+            f"runtime.transport = 'mpi' carries collectives alone, and strategy {strategy.name!r} "
+            f"sends messages: {leave}, or choose a synchronous method without messages",
+        )
+        require(
+            self.codec == FLOAT32,
+            f"runtime.transport = 'mpi' carries plain vectors, and codec {self.codec.name!r} makes "
+            f"others of them: leave the codec out, or {leave}",
+        )
+
+    def _check_numbers(self) -> None:
+        """Refuse sizes and fractions that cannot be meant; a user's own task has its own rules."""
+        parts: dict[str, Any] = {
+            **{"strategy": self.strategy, "optimizer": self.optimizer, "schedule": self.schedule},
+            **{"codec": self.codec, "runtime": self.options},
+        }
+        if type(self.task).__module__.startswith("hocket."):
+            parts |= {"task": self.task, "model": getattr(self.task, "model", None)}
+        for table, part in parts.items():
+            if is_dataclass(part):
+                check_numbers(part, table)
+
+    def _check_rate(self) -> None:
+        """Refuse an optimizer or a schedule of the rate where the method has no rate."""
+        if self.strategy.uses_rate:
+            return
+        why = f"has no effect: {self.strategy.name!r} makes steps of its own, without a rate"
+        require(self.optimizer == SGD(), f"[optimizer] {why}; leave the table out")
+        require(
+            self.schedule.name in RATELESS,
+            f"schedule.name = {self.schedule.name!r} {why}; use {' or '.join(RATELESS)}",
+        )
+
+    def first_state(self, params: Flat, layout: Layout) -> Any:
+        """Return a learner's state before its first step; `params` belongs to it from now on."""
+        state = self.strategy.init(params, self.optimizer)
+        coder = self.codec.fitted(layout)
+        state.memory = None if coder is None else coder.memory(params.device)
+        return state
+
+    def coded_size(self, layout: Layout) -> list[str]:
+        """Say, for the record, what the codec makes of a vector."""
+        coder = self.codec.fitted(layout)
+        return [] if coder is None else [f"codec {self.codec.name}: {coder.size.describe()}"]
+
+    @property
+    def num_ranks(self) -> int:
+        """Learners, and the ranks that attend to them."""
+        return self.options.learners + self.strategy.attendants(self.options.learners)
+
+    def on_hosts(self, num_hosts: int) -> Experiment:
+        """Return it as it runs on so many hosts: a default of the strategy may depend on that."""
+        return replace(self, strategy=self.strategy.on_hosts(num_hosts))
+
+    def with_learners(self, num_learners: int) -> Experiment:
+        """Return it as it goes on with other learners; a number it cannot use is refused."""
+        return replace(self, options=replace(self.options, learners=num_learners))
 
     @property
     def goes_on_without(self) -> bool:
         """True if a run goes on when a learner is lost."""
         return self.options.on_loss != "stop"
 
-    def lr_factor(self, learners: int | None = None) -> float:
-        """Return the factor between the sequential and the local rate, after the ramp."""
-        asked = self.schedule.lr_compensation
+    def lr_factor(self, learners: int | None = None, gain: float | None = None) -> float:
+        """Return the factor between the sequential and the local rate, after the ramp.
+
+        `gain`: of a phase in which the method moves with another one than it declares.
+        """
         if not self.strategy.compensates:
-            require(
-                asked in (None, "none"),
-                f"schedule.lr_compensation = {asked!r} has no effect: {self.strategy.name!r} "
-                "has a rule of its own for the rate of a learner; leave it out",
-            )
+            for key in ("lr_compensation", "lr_limit", "lr_ramp_frames"):
+                asked = getattr(self.schedule, key)
+                require(
+                    asked in (None, "none"),
+                    f"schedule.{key} = {asked!r} has no effect: {self.strategy.name!r} "
+                    "has a rule of its own for the rate of a learner; leave it out",
+                )
             return 1.0
-        gain = self.strategy.gain(learners or self.options.learners)
-        return target_factor(self.schedule, self.optimizer, gain)
+        own = self.strategy.gain(learners or self.options.learners)
+        return target_factor(self.schedule, self.optimizer, own if gain is None else gain)
+
+    def rate_share(self, pool: Pool, upto: float = 1.0) -> float:
+        """Return how far the method moves in the first `upto` of a run, relative to sequential SGD.
+
+        The gradient is taken as constant; see `hocket.optim.compensation`.
+        """
+        gain = self.strategy.gain(self.options.learners) if self.strategy.compensates else 1.0
+        factor = self.lr_factor()
+        return share_of_integral(self.schedule, pool.epoch_frames, factor, gain, upto)
+
+    def extent(self, pool: Pool) -> Extent:
+        """Return how long the run is, for the strategy's remarks."""
+        return Extent(
+            num_learners=self.options.learners,
+            num_items=len(pool) * pool.epochs,
+            num_epochs=pool.epochs,
+            share_of_rate=lambda upto: self.rate_share(pool, upto),
+        )
 
     def pool(self) -> Pool:
         """Open the task's pool."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Final
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from hocket import api
 from hocket.api import Result
 from hocket.data.synthetic import Synthetic
+from hocket.errors import ConfigError
 from hocket.models.dnn import DNN
 from hocket.optim import SGD, Exponential
 from hocket.record.rundir import RunDirectory
 from hocket.runtime.sim.cost import Cluster, Host, Slow
+from hocket.support.progress import printer
 
+MARK: Final = ".demo"  # in a folder that a demo has made
 TASK = Synthetic(
     num_frames=80_000, dev_frames=10_000, batch_frames=128, model=DNN(layers=3, width=512)
 )
@@ -30,7 +33,8 @@ UNEVEN = Cluster(EIGHT.hosts, slow=(Slow(rank=5, factor=4.0),))
 
 def run(out: Path) -> int:
     """Train in several ways and print one table."""
-    console = Console()
+    opened(out)
+    console = printer(soft_wrap=False)
     floor = TASK.bayes_error("dev")
     console.print(
         f"Synthetic frames, {TASK.num_classes} overlapping classes. The best possible frame "
@@ -61,8 +65,8 @@ def run(out: Path) -> int:
 
 
 def _real(strategy: str, learners: int, out: Path) -> Result:
-    path = _cleared(out / f"{strategy}-{learners}")
-    return _whole(
+    path = cleared(out / f"{strategy}-{learners}")
+    return whole(
         api.train(
             TASK,
             strategy=strategy,
@@ -76,8 +80,8 @@ def _real(strategy: str, learners: int, out: Path) -> Result:
 
 
 def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
-    path = _cleared(out / f"{strategy}-simulated-{name}")
-    return _whole(
+    path = cleared(out / f"{strategy}-simulated-{name}")
+    return whole(
         api.simulate(
             TASK,
             strategy=strategy,
@@ -90,25 +94,12 @@ def _simulated(strategy: str, cluster: Cluster, out: Path, name: str) -> Result:
     )
 
 
-def _cleared(path: Path) -> Path:
-    """Remove the run of an earlier demo; a folder that is no run is left alone."""
-    if RunDirectory(path).is_run():
-        shutil.rmtree(path)
-    return path
-
-
-def _whole(result: Result) -> Result:
-    if result.stopped:
-        raise KeyboardInterrupt
-    return result
-
-
 def _ratio(base: float | None, time_s: float | None) -> str:
     return f"{base / time_s:.2f}" if base and time_s else "-"
 
 
 def _table(rows: list[tuple[str, str, Result, Result]]) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table = narrow_table()
     table.add_column("strategy", no_wrap=True)
     table.add_column("world", no_wrap=True)
     for heading in ("P", "time", "speed-up", f"to {TARGET_LOSS}", "busy", "dev loss", "acc."):
@@ -127,3 +118,36 @@ def _table(rows: list[tuple[str, str, Result, Result]]) -> Table:
             f"{result.accuracy:.3f}",
         )
     return table
+
+
+# ---------------------------------------------------------------------------- both demos
+
+
+def opened(out: Path) -> Path:
+    """Make the folder of a demo, or take up that of an earlier one; no other is touched."""
+    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+        raise ConfigError(
+            f"{out} is not empty, and no demo made it: choose another --out, or delete it yourself"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+    return out
+
+
+def cleared(path: Path) -> Path:
+    """Remove the run of an earlier demo; a folder that no demo made, or no run, is left alone."""
+    if (path.parent / MARK).exists() and RunDirectory(path).is_run():
+        shutil.rmtree(path)
+    return path
+
+
+def whole(result: Result) -> Result:
+    """Return the result of a run that was not stopped; else end the demo as Ctrl-C does."""
+    if result.stopped:
+        raise KeyboardInterrupt
+    return result
+
+
+def narrow_table() -> Table:
+    """Return a table without lines at its sides, for terminals of 80 columns."""
+    return Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import glob
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from hocket.errors import ConfigError, HocketError
+from hocket.errors import ConfigError
 
 IMPORT: Final = """\
 Makes an experiment from what a Kaldi GMM system has written: features, and the
@@ -34,10 +34,13 @@ exp/ali and exp/ali_dev:
 EXPORT: Final = """\
 Writes the features and alignments of an experiment as Kaldi's archives:
 feats.ark, feats.scp, pdf.ark.gz, utt2spk and text in DIR/SPLIT. `hocket import`
-reads them back.
+reads them back. With --onnx: writes the network of a run for onnxruntime
+(needs an extra: pip install 'hocket[onnx]'). It takes normalised features
+(utterances, frames, values) and gives a score for every frame and senone.
 
-example:
+examples:
   hocket export exp/digits --out kaldi/digits --features mfcc
+  hocket export runs/digits --onnx digits.onnx --scores likelihoods
 """
 
 
@@ -65,8 +68,24 @@ def add_import(command: argparse.ArgumentParser) -> None:
 
 def add_export(command: argparse.ArgumentParser) -> None:
     """Declare the options of `hocket export`."""
-    command.add_argument("experiment", type=Path, metavar="EXP", help="made by `hocket prepare`")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    command.add_argument(
+        "experiment",
+        type=Path,
+        metavar="EXP",
+        help="made by `hocket prepare`; with --onnx: a run of `hocket train EXP`",
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="folder to write")
+    command.add_argument("--onnx", type=Path, metavar="FILE", help="write a run's network instead")
+    command.add_argument(
+        "--scores",
+        choices=["posteriors", "likelihoods"],
+        help="what the ONNX network gives, as logarithms (default: posteriors)",
+    )
+    command.add_argument(
+        "--priors",
+        choices=["alignment", "posterior"],
+        help="priors behind likelihoods, as in `hocket decode` (default: alignment)",
+    )
     command.add_argument(
         "--features",
         default=None,
@@ -77,12 +96,9 @@ def add_export(command: argparse.ArgumentParser) -> None:
 
 def run_import(args: argparse.Namespace) -> int:
     """Make an experiment from Kaldi's features and alignments."""
-    try:
-        from hocket.speech.input.kaldi_files import Import, KaldiSplit
-    except ImportError as error:
-        raise missing(error) from error
-    if args.num_pdfs < 2:
-        raise ConfigError(f"--num-pdfs must be at least 2, not {args.num_pdfs}")
+    from hocket.speech.kaldi_files import Import, KaldiSplit, check_num_pdfs
+
+    check_num_pdfs(args.num_pdfs)
     splits = {
         "train": KaldiSplit(args.train, _files(args.train_ali)),
         "dev": KaldiSplit(args.dev, _files(args.dev_ali)),
@@ -106,12 +122,16 @@ def _files(pattern: str) -> list[Path]:
 
 
 def run_export(args: argparse.Namespace) -> int:
-    """Write an experiment's features and alignments for Kaldi."""
-    try:
-        from hocket.speech.input.kaldi_files import export
-    except ImportError as error:
-        raise missing(error) from error
+    """Write an experiment's features and alignments for Kaldi, or a run's network as ONNX."""
+    if args.onnx is not None:
+        return _export_network(args)
+    for option in ("scores", "priors"):
+        if getattr(args, option):
+            raise ConfigError(f"--{option} has no effect without --onnx")
+    if args.out is None:
+        raise ConfigError("say what to write: --out DIR, or --onnx FILE for the network of a run")
     from hocket.speech.features.store import kinds_in
+    from hocket.speech.kaldi_files import export
     from hocket.speech.task import SpeechTask
 
     task = SpeechTask(str(args.experiment))
@@ -124,6 +144,18 @@ def run_export(args: argparse.Namespace) -> int:
     return 0
 
 
-def missing(error: ImportError) -> HocketError:
-    """Return the error that names the extra to install for kaldiio."""
-    return HocketError(f"{error.name} is not installed: pip install 'hocket[kaldi]'")
+def _export_network(args: argparse.Namespace) -> int:
+    for option in ("out", "features"):
+        if getattr(args, option):
+            raise ConfigError(f"--{option} has no effect together with --onnx: leave it out")
+    scores: Any = args.scores or "posteriors"
+    if args.priors and scores == "posteriors":
+        raise ConfigError("--priors has no effect on posteriors: add --scores likelihoods")
+    from hocket.speech.decode.onnx_export import export_onnx
+
+    facts = export_onnx(args.experiment, args.onnx, scores, args.priors or "alignment")
+    print(
+        f"{args.onnx}: {facts['dims']} {facts['features']} values a frame, normalised by "
+        f"{facts['normalisation']} -> {facts['scores']} of {facts['senones']} senones"
+    )
+    return 0

@@ -1,4 +1,4 @@
-"""The commands that list what there is: `hocket strategies` and `hocket options`."""
+"""The commands that list what there is: `hocket strategies`, `hocket codecs`, `hocket options`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any, Final
 from hocket import config
 from hocket.cli import method
 from hocket.cli.parsing import Commands, add_command
-from hocket.errors import ConfigError, nearest
+from hocket.codecs import CODECS, Float16, Float32, OneBit, TopK
+from hocket.errors import ConfigError, nearest, require
+from hocket.runtime.sim import pays
 from hocket.strategies import STRATEGIES
 from hocket.support import text
 
@@ -24,6 +26,18 @@ examples:
   hocket strategies
   hocket strategies bmuf
   hocket strategies --json
+"""
+
+_CODECS: Final = """\
+Lists what can go on the wire, what each strategy codes, and why the other
+strategies code nothing. --pays prints which codec makes a step of allreduce
+shorter, by the simulator's cost model: over model size, link and time of a
+minibatch.
+
+examples:
+  hocket codecs
+  hocket codecs --pays --learners 8
+  hocket simulate synthetic --learners 4 --set codec.name=onebit --out runs/b
 """
 
 _OPTIONS: Final = """\
@@ -47,6 +61,11 @@ def add_commands(commands: Commands) -> None:
     )
     methods.add_argument("name", nargs="?", metavar="NAME", help="show this method in full")
     methods.add_argument("--json", action="store_true", help="print JSON, for programs")
+    codec = add_command(commands, "codecs", "list codecs, and what goes with what", _CODECS)
+    codec.add_argument("--pays", action="store_true", help="print when which codec pays")
+    codec.add_argument(
+        "--learners", type=int, metavar="P", help="with --pays: one on each of P hosts (default 4)"
+    )
     every = add_command(commands, "options", "list every option with its default", _OPTIONS)
     every.add_argument(
         "table", nargs="?", metavar="TABLE", help="list this table only, for example schedule"
@@ -88,6 +107,54 @@ def _list_strategies() -> None:
         "--strategy NAME --learners P --out RUN"
     ):
         print(line)
+
+
+# ---------------------------------------------------------------------------- codecs
+
+_WHAT: Final = {
+    "gradients": "every gradient, before it is averaged",
+    "steps": "the step of every block, W_i - W_g; needs error feedback",
+    "pushes": "every push to a server, with a memory at the learner",
+}
+PAYS: Final = ("model", "link", "minibatch", "float32")  # then a column for each codec, the best
+
+
+def codecs(args: argparse.Namespace) -> int:
+    """List codecs and what goes with what, or when which one pays."""
+    if args.pays:
+        learners = 4 if args.learners is None else args.learners
+        require(learners >= 2, f"--learners must be at least 2, not {learners}: alone nothing pays")
+        _print_pays(learners)
+        return 0
+    require(args.learners is None, "--learners has no effect without --pays")
+    column = max(map(len, [*CODECS, *STRATEGIES])) + 2
+    for cls in CODECS.values():
+        print(text.entry(cls.name, [cls.summary], column))
+    print()
+    for name, what in codec_table():
+        print(text.entry(name, [what], column))
+    return 0
+
+
+def codec_table() -> list[tuple[str, str]]:
+    """Return for every strategy what it codes, or why nothing."""
+    return [
+        (name, f"codes {_WHAT[cls.codes]}" if cls.codes else f"float32 only: {cls.uncoded_because}")
+        for name, cls in STRATEGIES.items()
+    ]
+
+
+def _print_pays(learners: int) -> None:
+    kinds = [Float32(), Float16(), OneBit(), TopK()]
+    heads = [*PAYS, *(kind.name for kind in kinds[1:]), "best"]
+    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    for row in pays.rows(kinds, learners):
+        print("| " + " | ".join(row) + " |")
+    print(
+        f"\nOne step of allreduce, {learners} learners on a host each. Under a codec: how many "
+        f"times faster. Columns of {pays.WIDTH} values, memory of {pays.MEMORY_GBIT:.0f} Gbit/s "
+        "a core."
+    )
 
 
 def _check(name: str, known: Mapping[str, object], what: str) -> None:
@@ -148,5 +215,6 @@ def _shown(default: object) -> str:
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "strategies": strategies,
+    "codecs": codecs,
     "options": options,
 }

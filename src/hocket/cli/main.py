@@ -1,23 +1,21 @@
-"""The command line: the parser of all commands, their dispatch, and errors as a user sees them.
+"""The command line: the parser of all commands, and their dispatch.
 
-Commands are thin: they read options, call the library, and print what comes back.
+Commands are thin: they read options, call the library, and print what comes back. Errors as a user
+sees them are in `boundary.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from hocket.cli import listing, report, speech, training
-from hocket.cli.parsing import Commands, add_command
-from hocket.cli.training import STOPPED
-from hocket.errors import ConfigError, HocketError
+from hocket.cli import boundary, listing, report, speech, split, training
+from hocket.cli.batch import command as batch
+from hocket.cli.parsing import Commands, add_command, needs
 from hocket.reproduce import command as reproduce
-from hocket.support.files import NO_ROOM
 
 _DESCRIPTION: Final = """\
 Train one acoustic model on many learners: in real processes, or in a simulator
@@ -56,8 +54,10 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     training.add_commands(commands)
+    batch.add_commands(commands)
+    split.add_commands(commands)
     speech.add_commands(commands)
-    report.add_report(commands)
+    report.add_commands(commands)
     reproduce.add_command(commands)
     listing.add_commands(commands)
     _add_demo(commands)
@@ -89,38 +89,25 @@ def _demo(args: argparse.Namespace) -> int:
     try:
         from hocket.cli import demo
     except ImportError as error:
-        raise speech.needs(error) from error
+        raise needs(error) from error
     return demo.run(args.out or Path("runs/demo"))
 
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     **training.COMMANDS,
+    "submit": batch.run,
+    **split.COMMANDS,
     **speech.COMMANDS,
     **listing.COMMANDS,
-    "report": report.run,
+    **report.COMMANDS,
     "reproduce": reproduce.run,
     "demo": _demo,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error that a user can correct is printed without a traceback."""
+    """Run one command; return its exit status."""
     args = parser().parse_args(argv)
-    try:
-        return COMMANDS[args.command](args)
-    except HocketError as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", []))
-        print(f"hocket: {error}{notes}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except BrokenPipeError:  # `hocket ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:  # a full disk, a lost mount
-        where = f" of {error.filename}" if error.filename else ""
-        full = f"no room on the disk{where}: free some and give the same command again"
-        told = full if error.errno in NO_ROOM else error
-        print(f"hocket: {told}; what was finished or checkpointed is kept", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("hocket: ended at once; what was finished or checkpointed is kept", file=sys.stderr)
-        return STOPPED
+    command = sys.argv[1:] if argv is None else argv
+    run = boundary.run_directory(getattr(args, "out", None), getattr(args, "run", None))
+    return boundary.guarded("hocket", command, run, lambda: COMMANDS[args.command](args))

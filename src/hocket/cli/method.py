@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from hocket.cli import docstring, fields
 from hocket.core.strategy import Strategy
-from hocket.support import text
+from hocket.support import docstring, fields, text
 
 WORLDS: Final = (1, 2, 4, 8, 16)  # numbers of learners that the gain is shown for
 WHEN: Final = "When to use it:"
@@ -24,6 +23,8 @@ _EVALUATED: Final = {
     "replica": "one learner's copy: it is the same on all learners",
     "average": "the mean of the models of all learners",
     "root": "the one that the first learner keeps for all",
+    "parts": "put together from the ranks that hold its parts",
+    "stages": "its stages, each on the rank that holds it",
 }
 
 
@@ -138,6 +139,8 @@ def _gain(strategy: Strategy[Any]) -> list[str]:
         "The rate of each learner is the one you give, divided by the gain "
         "(schedule.lr_compensation = full)."
         if strategy.compensates
+        else "It has no rate, so nothing follows from it: [optimizer] is refused."
+        if not strategy.uses_rate
         else "No rate is derived from it: the rate you give is used as the method says."
     )
     return [
@@ -165,7 +168,9 @@ def _facts(cls: type[Strategy[Any]]) -> list[str]:
         "  evaluated model": _EVALUATED[cls.evaluates],
         "  data count as learnt": f"when {cls.commits_when}",
         "  learners": world if cls.max_learners is None else f"at most {cls.max_learners}",
-        "  optimizer": f"{cls.usual_optimizer}, unless you choose another",
+        "  optimizer": f"{cls.usual_optimizer}, unless you choose another"
+        if cls.uses_rate
+        else "none: its steps are its own",
     }
     column = max(map(len, facts)) + 2
     return [text.entry(name, [about], column) for name, about in facts.items()]

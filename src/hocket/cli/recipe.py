@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket import config
-from hocket.errors import HocketError
+from hocket.cli import boundary
 from hocket.speech.corpus.build import build
 from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.decode.evaluation import Evaluation
@@ -48,7 +48,7 @@ class Recipe:
             options = dataclasses.replace(options, lm_text=str(corpus / "lm.txt"))
         found = Preparation(corpus, out, options, jobs, show=show).run()
         config.read(self.train)  # find a mistake in it now, not in the first run
-        (out / config.DEFAULTS).write_text(self.train.read_text())
+        (out / config.DEFAULTS).write_bytes(self.train.read_bytes())
         return found
 
     def _compare(self, corpus: Path) -> None:
@@ -66,7 +66,7 @@ class Recipe:
 def digest(corpus: Path) -> str:
     """Return a short checksum of the words, speakers and durations of a corpus."""
     names = [f"{split}/{table}" for split in ("train", "dev", "test") for table in _TABLES]
-    text = "".join((corpus / name).read_text() for name in names)
+    text = "".join((corpus / name).read_text("utf-8") for name in names)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -85,14 +85,12 @@ def main(recipe: Recipe, argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     args = parser.parse_args(argv)
-    try:
-        found = recipe.make(args.out, jobs=args.jobs, show=not args.quiet)
-    except HocketError as error:
-        print(f"{recipe.name}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{recipe.name}: stopped; the same command continues", file=sys.stderr)
-        return 130
+    command = sys.argv[1:] if argv is None else argv
+    return boundary.guarded(recipe.name, command, None, lambda: _make(recipe, args))
+
+
+def _make(recipe: Recipe, args: argparse.Namespace) -> int:
+    found = recipe.make(args.out, jobs=args.jobs, show=not args.quiet)
     print(f"{found.system}: {found.split} {found.score}")
     print(f"next: hocket train {args.out} --strategy kstep --learners 2 --out runs/{recipe.name}")
     return 0

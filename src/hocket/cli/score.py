@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from hocket.errors import ConfigError
 from hocket.record.rundir import RunDirectory
 from hocket.speech.decode.comparison import Mistake, compare, kind_of, worst
-from hocket.speech.decode.evaluation import Evaluation
-from hocket.speech.decode.scoring import RATES, Score, Unit, score
+from hocket.speech.decode.evaluation import Evaluation, read_text
+from hocket.speech.decode.scoring import RATES, Score, score
 from hocket.speech.errors import SpeechError
-from hocket.speech.input.datadir import read_table
+from hocket.speech.input.datadir import Utterance, read_table, read_utterances
+from hocket.speech.units import Unit
+from hocket.support.progress import printer
 
 Texts = dict[str, list[str]]
 PAGE_WORST = 20
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Score one system, or compare two."""
     if len(args.what) > 2:
         raise ConfigError(f"one or two systems can be scored, not {len(args.what)}")
+    _how_many(args.worst, 0)
     systems = [_open(what, args) for what in args.what]
     if len(systems) == 2:
         return _compare(systems[0], systems[1], args)
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{system.name}: {found}")
     print(f"{found.wrong_utterances:,} of {found.utterances:,} utterances have an error")
     if len(found.speakers) > 1 and not args.worst:
-        Console(soft_wrap=True).print(_speaker_table(found))
+        printer().print(_speaker_table(found))
     for mistake in worst(system.refs, system.hyps, _how_many(args.worst, 0), system.unit):
         print(f"\n{mistake.name}: {mistake.errors} errors in {mistake.words}")
         print("\n".join(mistake.lines()))
@@ -102,32 +104,23 @@ def _open_folder(folder: Path, args: argparse.Namespace) -> System:
         raise SpeechError(f"{refs} is missing: decode again with `hocket decode {folder}`")
     experiment = folder
     if inner.name == "decode":
-        experiment = Path(RunDirectory(folder).table("task")["experiment"])
+        experiment = Path(str(RunDirectory(folder).table("task").get("experiment", "")))
     data = experiment / "data" / f"{found.split}.json"
-    rows = _read_json(data) if data.exists() else []
+    spoken = read_utterances(data) if data.exists() else []
     notes = (
         f"acoustic scale {found.setting.scale:.3g}, word penalty {found.setting.penalty:g}, tuned "
         f"on dev ({RATES[found.dev.unit]} {found.dev.errors.rate:.2%} there)",
     )
     return System(
         f"{found.system}, {found.split}",
-        _texts(refs),
-        _texts(inner / f"{found.split}.hyp"),
-        {row["id"]: row["speaker"] for row in rows},
+        read_text(refs),
+        read_text(inner / f"{found.split}.hyp"),
+        {one.id: one.speaker for one in spoken},
         found.score.unit,
         found.split,
         data,
         notes,
     )
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SpeechError(
-            f"{path} cannot be read ({error}): copy it again, or decode again"
-        ) from None
 
 
 def _open_file(path: Path, args: argparse.Namespace) -> System:
@@ -139,11 +132,7 @@ def _open_file(path: Path, args: argparse.Namespace) -> System:
         if (args.ref / "utt2spk").exists():
             speakers = read_table(args.ref / "utt2spk")
     unit: Unit = "character" if args.cer else "word"
-    return System(path.name, _texts(text), _texts(path), speakers, unit)
-
-
-def _texts(path: Path) -> Texts:
-    return {name: words.split() for name, words in read_table(path).items()}
+    return System(path.name, read_text(text), read_text(path), speakers, unit)
 
 
 # ---------------------------------------------------------------------------- answers
@@ -204,9 +193,9 @@ def _write_page(path: Path, system: System, found: Score, how_many: int) -> None
             f"{system.data} is missing; it says where the audio is. Was the experiment moved? Put "
             "it back, or leave --html out"
         )
-    rows = {row["id"]: row for row in _read_json(system.data)}
+    spoken = {one.id: one for one in read_utterances(system.data)}
     shown = [
-        _shown(mistake, rows[mistake.name])
+        _shown(mistake, spoken.get(mistake.name))
         for mistake in worst(system.refs, system.hyps, how_many, system.unit)
     ]
     shares = [mistakes.Share(who, e.words, e.total) for who, e in found.speakers.items()]
@@ -214,25 +203,28 @@ def _write_page(path: Path, system: System, found: Score, how_many: int) -> None
     mistakes.write_page(path, f"Hocket: {system.name}", summary, shares, shown)
 
 
-def _shown(mistake: Mistake, row: dict[str, Any]) -> Any:
+def _shown(mistake: Mistake, spoken: Utterance | None) -> Any:
     from hocket.report import mistakes
 
-    facts = f"{mistake.errors} errors in {mistake.words}, speaker {row['speaker']}"
+    facts = f"{mistake.errors} errors in {mistake.words}"
     columns = [(ref, hyp, kind_of(ref, hyp)) for ref, hyp in mistake.pairs]
     try:
-        return mistakes.Shown(mistake.name, facts, columns, _wav(row))
+        if spoken is None:
+            raise SpeechError("the experiment does not know this utterance (any more)")
+        facts += f", speaker {spoken.speaker}"
+        return mistakes.Shown(mistake.name, facts, columns, _wav(spoken))
     except SpeechError as error:
         return mistakes.Shown(mistake.name, facts, columns, None, f"no audio: {error}")
 
 
-def _wav(row: dict[str, Any]) -> bytes:
+def _wav(spoken: Utterance) -> bytes:
     """Return the audio of one utterance as a wav file."""
     import soundfile
 
     from hocket.speech.input import audio
 
-    path = Path(row["path"])
-    samples = audio.read(path, row["start_s"], row["end_s"]) / 32768.0
+    samples = audio.read(spoken.path, spoken.start_s, spoken.end_s) / 32768.0
+    rate = audio.probe(spoken.path).sample_rate
     buffer = io.BytesIO()
-    soundfile.write(buffer, samples, audio.probe(path).sample_rate, format="WAV", subtype="PCM_16")
+    soundfile.write(buffer, samples, rate, format="WAV", subtype="PCM_16")
     return buffer.getvalue()

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from hocket.cli import kaldi
-from hocket.cli.parsing import Commands, add_command
-from hocket.errors import ConfigError, HocketError
-from hocket.support.parallel import default_jobs
+from hocket.cli import kaldi, prepare
+from hocket.cli.parsing import Commands, add_command, add_jobs, needs, num_jobs
+from hocket.errors import ConfigError
 
 _CORPUS = """\
 Synthesises speech with espeak-ng: many voices, accents, speaking rates and
@@ -30,28 +29,6 @@ what comes out:
   DIR/lm.txt                   text for a language model (assistant only)
 """
 
-_PREPARE = """\
-Makes from audio what a network is trained on: features, a lexicon, a GMM-HMM
-(flat start, monophones, tied triphones), an alignment and a decoding graph. It
-also prints the word error rate of the GMM-HMM.
-
-DATA holds the folders train, dev and test, or it is speech data itself: a Kaldi
-data directory, lhotse cuts, or a plain folder of wav and flac files with
-NAME.txt beside each (or one transcripts.txt). A missing dev is held out of
-train; so is a missing test, unless DATA has splits.
-
-Finished steps are kept until their input or options change: after an
-interruption give the same command again. Bad utterances are left out, counted,
-and listed in EXP/left_out.txt.
-
-examples:
-  hocket prepare data/digits --out exp/digits
-  hocket prepare data/mine --out exp/mine --lexicon my_lexicon.txt \\
-      --senones 1000
-then:
-  hocket train exp/digits --strategy kstep --learners 2 --out runs/digits
-"""
-
 _DECODE = """\
 Recognises speech with the trained network of a run. First it tunes the acoustic
 scale and the word penalty on dev (the grid grows until the best value lies
@@ -63,6 +40,16 @@ examples:
   hocket decode runs/digits --write-loglikes out.ark   # for Kaldi's decoder
 
 Writes RUN/decode/test.hyp (in Kaldi's text format) and RUN/decode/result.json.
+"""
+
+_REALIGN = """\
+Aligns the training data again, by the network of a run instead of the GMM-HMM:
+it recognises better, so it also places the states better. The new experiment
+shares everything else with the old one, by links; the old one must stay.
+
+example:
+  hocket realign runs/first --out exp/again
+  hocket train exp/again --out runs/second
 """
 
 _SCORE = """\
@@ -86,8 +73,9 @@ any two files in Kaldi's text format:
 def add_commands(commands: Commands) -> None:
     """Add the speech commands to the parser."""
     _add_corpus(add_command(commands, "corpus", "make a corpus of synthetic speech", _CORPUS))
-    _add_prepare(add_command(commands, "prepare", "make an experiment from a corpus", _PREPARE))
+    prepare.add(add_command(commands, "prepare", "make an experiment from a corpus", prepare.HELP))
     _add_decode(add_command(commands, "decode", "recognise speech with a trained network", _DECODE))
+    _add_realign(add_command(commands, "realign", "align again, by a network", _REALIGN))
     kaldi.add_import(
         add_command(commands, "import", "make an experiment from Kaldi's files", kaldi.IMPORT)
     )
@@ -95,29 +83,6 @@ def add_commands(commands: Commands) -> None:
         add_command(commands, "export", "write an experiment as Kaldi's files", kaldi.EXPORT)
     )
     _add_score(add_command(commands, "score", "count word errors, compare systems", _SCORE))
-
-
-def _jobs(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        default=None,
-        help="how many processes (default: one per core)",
-    )
-    command.add_argument("--quiet", action="store_true", help="show no progress")
-
-
-def _num_jobs(args: argparse.Namespace) -> int:
-    if args.jobs is not None and args.jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, not {args.jobs}")
-    return args.jobs or default_jobs()
-
-
-def needs(error: ImportError) -> HocketError:
-    """Return the error that names the extra to install for a missing module."""
-    extra = "corpus" if error.name in ("espeakng_loader", "scipy") else "speech"
-    return HocketError(f"{error.name} is not installed: pip install 'hocket[{extra}]'")
 
 
 # ---------------------------------------------------------------------------- corpus
@@ -156,7 +121,7 @@ def _add_corpus(command: argparse.ArgumentParser) -> None:
         metavar="S",
         help="another seed gives another corpus (default: 0)",
     )
-    _jobs(command)
+    add_jobs(command)
 
 
 def _corpus(args: argparse.Namespace) -> int:
@@ -175,7 +140,7 @@ def _corpus(args: argparse.Namespace) -> int:
         sample_rate=args.sample_rate,
         seed=args.seed,
     )
-    facts = build(options, args.out, jobs=_num_jobs(args), show=not args.quiet)
+    facts = build(options, args.out, jobs=num_jobs(args), show=not args.quiet)
     for split in ("train", "dev", "test"):
         one = facts[split]
         print(
@@ -193,92 +158,6 @@ def _snr(text: str) -> tuple[float, float]:
         return float(low), float(high if colon else low)
     except ValueError:
         raise ConfigError(f"--snr takes A:B in dB, for example 5:20, not {text!r}") from None
-
-
-# ---------------------------------------------------------------------------- prepare
-
-
-def _add_prepare(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("data", type=Path, metavar="DATA", help="a Kaldi, lhotse or plain folder (see above)")
-    add("--out", type=Path, required=True, metavar="EXP", help="the experiment's folder")
-    add(
-        "--lexicon",
-        default="cmudict",
-        metavar="SOURCE",
-        help="cmudict (espeak-ng for words it lacks), espeak, or a file (default: cmudict)",
-    )
-    add(
-        "--senones",
-        type=int,
-        default=200,
-        metavar="N",
-        help="outputs of the network (default: 200)",
-    )
-    add(
-        "--features",
-        default="fbank",
-        metavar="KINDS",
-        help="input of the networks: fbank, mfcc, plp, pitch or plp_pitch (13 PLP and pitch with "
-        "deltas, 42 in all); several with commas, the one to use by default first (default: fbank)",
-    )
-    add("--resample", type=int, metavar="HZ", help="resample all audio to 8000 or 16000 Hz")
-    add("--num-bins", type=int, default=40, metavar="N", help="mel bins of fbank (default: 40)")
-    add(
-        "--normalisation",
-        choices=["speaker", "utterance", "none"],
-        default="speaker",
-        help="mean and variance for the GMM-HMM, per speaker or utterance (default: speaker)",
-    )
-    add(
-        "--units",
-        choices=["word", "character"],
-        default="word",
-        help="character: for transcripts without spaces; errors are then counted in characters",
-    )
-    add("--lm-order", type=int, metavar="N", help="order of the n-gram language model (default: 3)")
-    add(
-        "--lm-text",
-        default="",
-        metavar="FILE",
-        help="more sentences for it, besides the transcripts",
-    )
-    add("--arpa", default="", metavar="FILE", help="use this n-gram language model instead")
-    add(
-        "--held-out",
-        type=float,
-        default=0.1,
-        metavar="SHARE",
-        help="share of train to hold out for a split that DATA lacks (default: 0.1)",
-    )
-    _jobs(command)
-
-
-def _prepare(args: argparse.Namespace) -> int:
-    try:
-        from hocket.speech.gmm.training import GMMOptions
-        from hocket.speech.prepare import Preparation, PrepareOptions
-    except ImportError as error:
-        raise needs(error) from error
-    if args.arpa and args.lm_order is not None:
-        raise ConfigError(f"--lm-order has no effect: {args.arpa} has its own order; leave it out")
-    options = PrepareOptions(
-        lexicon=args.lexicon,
-        features=tuple(args.features.split(",")),
-        num_bins=args.num_bins,
-        resample=args.resample,
-        normalisation=args.normalisation,
-        lm_order=3 if args.lm_order is None else args.lm_order,
-        lm_text=args.lm_text,
-        arpa=args.arpa,
-        units=args.units,
-        held_out=args.held_out,
-        gmm=GMMOptions(senones=args.senones),
-    )
-    done = Preparation(args.data, args.out, options, _num_jobs(args), show=not args.quiet).run()
-    print(f"{done.system}: {done.split} {done.score}")
-    print(f"next: hocket train {args.out} --out runs/{args.out.name}")
-    return 0
 
 
 # ---------------------------------------------------------------------------- decode and score
@@ -308,7 +187,7 @@ def _add_decode(command: argparse.ArgumentParser) -> None:
         help="priors of the senones: their shares of the training frames (default), or the "
         "network's mean posterior on 20,000 of these frames, as in Kaldi",
     )
-    _jobs(command)
+    add_jobs(command)
 
 
 def _decode(args: argparse.Namespace) -> int:
@@ -329,7 +208,7 @@ def _decode(args: argparse.Namespace) -> int:
     found = decode_run(
         args.run,
         split=args.split,
-        jobs=_num_jobs(args),
+        jobs=num_jobs(args),
         search=Search(**given),
         show=not args.quiet,
         priors=args.priors,
@@ -346,13 +225,27 @@ def _decode(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_realign(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("run", type=Path, metavar="RUN", help="a finished run directory of `hocket train EXP`")
+    add("--out", type=Path, required=True, metavar="EXP", help="the new experiment's folder")
+    add_jobs(command)
+
+
+def _realign(args: argparse.Namespace) -> int:
+    try:
+        from hocket.speech.realign import realign
+    except ImportError as error:
+        raise needs(error) from error
+    print(realign(args.run, args.out, jobs=num_jobs(args), show=not args.quiet))
+    print(f"next: hocket train {args.out} --out runs/{args.out.name}")
+    return 0
+
+
 def _write_loglikes(args: argparse.Namespace) -> int:
     from hocket.speech.decode.recognition import loglikes
+    from hocket.speech.kaldi_files import write_matrices
 
-    try:
-        from hocket.speech.input.kaldi_files import write_matrices
-    except ImportError as error:
-        raise kaldi.missing(error) from error
     split, matrices = loglikes(args.run, args.split, priors=args.priors, show=not args.quiet)
     count = write_matrices(args.write_loglikes, matrices)
     print(f"{count:,} utterances of {split} in {args.write_loglikes} (and .scp beside it)")
@@ -390,8 +283,9 @@ def _score(args: argparse.Namespace) -> int:
 
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "corpus": _corpus,
-    "prepare": _prepare,
+    "prepare": prepare.run,
     "decode": _decode,
+    "realign": _realign,
     "score": _score,
     "import": kaldi.run_import,
     "export": kaldi.run_export,

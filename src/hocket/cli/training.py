@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from rich.console import Console
-from rich.table import Table
-
-from hocket import api, config
+from hocket import api, config, running
 from hocket.api import Result
+from hocket.cli.boundary import STOPPED
 from hocket.cli.parsing import Commands, add_command
 from hocket.errors import ConfigError, require
+from hocket.experiment import RuntimeOptions
 from hocket.record.results import slow_learner
+from hocket.record.summary import pushes_of, summary_table
+from hocket.runtime.launch import engines, joining
+from hocket.runtime.launch.on_ray.cluster import RayCluster, Resources
 from hocket.runtime.sim.cost import Cluster
-
-STOPPED: Final = 130  # exit status, as a shell reports Ctrl-C
+from hocket.support.progress import printer
 
 Tables: TypeAlias = dict[str, dict[str, Any]]
 
@@ -50,6 +51,8 @@ examples:
       --set strategy.sync_every=8 --out runs/k8
   hocket train --resume --out runs/k8              # after Ctrl-C or a crash
   hocket train --resume --out runs/k8 --learners 4 # ... with more learners
+  hocket train synthetic --strategy kstep --learners 8 --out runs/k8 \\
+      --engine ray --cpus 2                        # on a Ray cluster
 """
 
 _SIMULATE: Final = """\
@@ -78,9 +81,20 @@ a cluster file:
   rank = 7
   at_s = 12.0
 
+  [[joins]]                  # a learner that joins the running group; it gets
+  at_s = 20.0                # the next free rank; or count = 2, host = 0
+
   [[pauses]] (rank, at_s, for_s), latency_s and more: `hocket options cluster`
 """
 
+_JOIN: Final = """\
+Lets more learners into a run of `hocket train` that is under way on this host.
+They are started beside the others, and join as soon as all can meet. A learner
+that gets SIGTERM leaves politely: the others go on with its work.
+
+example:
+  hocket join runs/k8 --learners 2
+"""
 
 # ---------------------------------------------------------------------------- the options
 
@@ -93,14 +107,16 @@ def add_commands(commands: Commands) -> None:
         "train in real processes on this machine",
         epilog=f"{_TRAIN}\n{_CONFIGURATION}",
     )
-    _add_run_options(train)
+    add_run_options(train)
+    _add_engine(train)
     simulate = add_command(
         commands,
         "simulate",
         "train in the simulator, on any cluster",
         epilog=f"{_SIMULATE}\n{_CONFIGURATION}",
     )
-    _add_run_options(simulate)
+    add_run_options(simulate)
+    _add_join(commands)
     simulate.add_argument("--cluster", metavar="FILE", help="a cluster file (see below)")
     simulate.add_argument(
         "--replay",
@@ -111,13 +127,37 @@ def add_commands(commands: Commands) -> None:
     )
 
 
-def _add_run_options(command: argparse.ArgumentParser) -> None:
+def _add_engine(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--engine", choices=("ray",), help="let Ray place the learners on its cluster (an extra)")
+    add("--cpus", type=float, metavar="X", help="--engine ray: CPUs of each (runtime.threads)")
+    add("--gpus", type=float, metavar="X", help="--engine ray: GPUs of each (1 with cuda, else 0)")
+
+
+def _add_join(commands: Commands) -> None:
+    command = add_command(commands, "join", "let more learners into a run that is under way", _JOIN)
+    command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    command.add_argument("--learners", type=int, default=1, metavar="N", help="how many (1)")
+    command.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="how long to wait (300)"
+    )
+
+
+def _join(args: argparse.Namespace) -> int:
+    require(0 < args.timeout < 1e6, f"--timeout must be above 0, not {args.timeout}")
+    joined = joining.ask(args.run, args.learners, args.timeout)
+    print(f"joined as {', '.join(f'rank {name}' for name in joined)}")
+    return 0
+
+
+def add_run_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add what `train` and `simulate` have in common."""
     add = command.add_argument
     add(
         "task",
         nargs="?",
         metavar="TASK",
-        help="what to train: a folder made by `hocket prepare`, or 'synthetic'",
+        help="what to train: a folder made by `hocket prepare`, 'synthetic' or 'stream'",
     )
     add("--out", type=Path, metavar="RUN", required=True, help="the run directory to write")
     add(
@@ -135,6 +175,11 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     add("--lr", type=float, metavar="X", help="short for --set optimizer.lr=X")
     add("--device", choices=("auto", "cpu", "cuda"), help="short for --set runtime.device=NAME")
     add("--seed", type=int, metavar="S", help="short for --set runtime.seed=S")
+    add(
+        "--init",
+        metavar="RUN_OR_FILE",
+        help="start from the model of a finished run, or from a .safetensors file",
+    )
     add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
     add(
         "--set",
@@ -185,10 +230,20 @@ def _begin_with(args: argparse.Namespace) -> Tables:
         return config.read_run(source)
     if args.task is None:
         return {}
-    tables = config.defaults(args.task)
+    tables = config.defaults(args.task, args.strategy, _model_of(args))
     if tables and not args.quiet:
         print(f"settings: {Path(args.task) / config.DEFAULTS}, then the command line")
     return tables
+
+
+def _model_of(args: argparse.Namespace) -> str | None:
+    """Return the kind of model that the command line asks for, if it does."""
+    asked: Tables = config.read(args.config) if args.config else {}
+    for setting in args.settings:
+        if setting.partition("=")[0].strip() == "model.name":
+            config.override(asked, setting)
+    name = asked.get("model", {}).get("name")
+    return None if name is None else str(name)
 
 
 def _apply_flags(args: argparse.Namespace, tables: Tables) -> None:
@@ -196,6 +251,7 @@ def _apply_flags(args: argparse.Namespace, tables: Tables) -> None:
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
         ("runtime", "device"): args.device,
+        ("runtime", "init"): None if args.init is None else str(Path(args.init).resolve()),
         ("schedule", "epochs"): args.epochs,
         ("optimizer", "lr"): args.lr,
     }
@@ -216,8 +272,27 @@ def _train(args: argparse.Namespace) -> int:
     if "cluster" in tables:
         raise ConfigError("[cluster] has an effect in `hocket simulate` only: leave it out")
     experiment = config.build_experiment(tables)
-    result = api.run_real(experiment, args.out, resume=args.resume, progress=not args.quiet)
-    return _finish(result, "train")
+    shown = {"resume": args.resume, "progress": not args.quiet}
+    with _ray_cluster(args, experiment.options) as cluster:
+        result = running.run_real(experiment, args.out, cluster=cluster, **shown)
+    return _finish(result, "train", experiment.strategy.synchronous)
+
+
+def _ray_cluster(
+    args: argparse.Namespace, options: RuntimeOptions
+) -> AbstractContextManager[RayCluster | None]:
+    """Connect to the cluster that is to place the learners; None: they are started here."""
+    if args.engine is None:
+        for name in ("cpus", "gpus"):
+            require(
+                getattr(args, name) is None,
+                f"--{name} has no effect without --engine ray: leave it out",
+            )
+        return nullcontext()
+    engines.refuse_several("hocket train --engine ray")
+    cpus = options.threads if args.cpus is None else args.cpus
+    gpus = int(options.device == "cuda") if args.gpus is None else args.gpus
+    return RayCluster.connected(Resources(float(cpus), float(gpus)))
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -232,7 +307,7 @@ def _simulate(args: argparse.Namespace) -> int:
         )
     tables.setdefault("runtime", {})["learners"] = cluster.num_learners
     experiment = config.build_experiment(tables)
-    result = api.run_simulated(
+    result = running.run_simulated(
         experiment,
         cluster,
         args.out,
@@ -240,7 +315,7 @@ def _simulate(args: argparse.Namespace) -> int:
         progress=not args.quiet,
         replay=args.replay,
     )
-    return _finish(result, "simulate")
+    return _finish(result, "simulate", experiment.strategy.synchronous)
 
 
 def _asked_for(args: argparse.Namespace) -> int | None:
@@ -249,8 +324,15 @@ def _asked_for(args: argparse.Namespace) -> int | None:
     for setting in args.settings:
         config.override(given, setting)
     asked = given.get("runtime", {}).get("learners", args.learners)
-    require(asked is None or asked >= 1, f"learners must be at least 1, not {asked}")
-    return None if asked is None else int(asked)
+    return None if asked is None else _num_learners(asked)
+
+
+def _num_learners(asked: Any) -> int:
+    """Return the number of learners that was asked for, if it is one."""
+    whole = isinstance(asked, int) and not isinstance(asked, bool)
+    require(whole, f"runtime.learners must be a whole number, not {asked!r}")
+    require(asked >= 1, f"learners must be at least 1, not {asked}")
+    return int(asked)
 
 
 def _cluster(args: argparse.Namespace, tables: Tables, asked: int | None) -> Cluster:
@@ -263,9 +345,9 @@ def _cluster(args: argparse.Namespace, tables: Tables, asked: int | None) -> Clu
     if args.cluster:
         return api.open_cluster(args.cluster)
     if "cluster" not in tables:
-        return Cluster.even(asked or tables.get("runtime", {}).get("learners", 1))
+        return Cluster.even(asked or _num_learners(tables.get("runtime", {}).get("learners", 1)))
     cluster = config.build_cluster(tables["cluster"])
-    plain = not (cluster.slow or cluster.pauses or cluster.deaths)
+    plain = not (cluster.slow or cluster.pauses or cluster.deaths or cluster.joins)
     if asked and plain and len(cluster.hosts) == 1 and cluster.hosts[0].learners == 1:
         host = dataclasses.replace(cluster.hosts[0], count=asked)
         return dataclasses.replace(cluster, hosts=(host,))
@@ -275,15 +357,17 @@ def _cluster(args: argparse.Namespace, tables: Tables, asked: int | None) -> Clu
 # ---------------------------------------------------------------------------- printing
 
 
-def _finish(result: Result, command: str) -> int:
-    """Print what the run came to; return the exit status."""
-    console = Console(soft_wrap=True)
+def _finish(result: Result, command: str, synchronous: bool) -> int:
+    """Print the result of the run; return the exit status."""
+    console = printer()
     console.print(summary_table(result))
     console.print(
         f"{result.frames:,} frames in {result.time_s:.2f} s ({result.clock} clock) = "
         f"{result.frames_per_s:,.0f} frames/s; evaluation and checkpoints {result.aside_s:.2f} s"
     )
-    if (slow := slow_learner(result)) is not None:
+    for line in pushes_of(result):
+        console.print(line)
+    if (slow := slow_learner(result.learners, synchronous=synchronous)) is not None:
         console.print(slow)
     if result.stopped:
         console.print(f"stopped; continue with: hocket {command} --resume --out {result.run_dir}")
@@ -292,32 +376,8 @@ def _finish(result: Result, command: str) -> int:
     return 0
 
 
-def summary_table(result: Result) -> Table:
-    """Return the table printed at the end of a run: its loss, and what each learner did."""
-    title = f"dev loss {result.loss:.4f}, frame accuracy {result.accuracy:.4f}"
-    table = Table(title="not evaluated yet" if math.isnan(result.loss) else title)
-    for heading in ("learner", "frames", "sent", "computing"):
-        table.add_column(heading, justify="right")
-    shown = result.learners if len(result.learners) <= 16 else result.learners[:8]
-    for one in shown:
-        table.add_row(
-            str(one.rank) if one.lost_s is None else f"{one.rank} (lost at {one.lost_s:.1f} s)",
-            f"{one.frames:,}",
-            _size(one.bytes_sent),
-            f"{one.utilisation:.0%}",
-        )
-    if len(shown) < len(result.learners):
-        table.add_row("...", "", "", "")
-    return table
-
-
-def _size(num_bytes: int) -> str:
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = min(len(str(num_bytes)) - 1, 14) // 3
-    return f"{num_bytes / 1000**power:.1f} {units[power]}"
-
-
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "train": _train,
     "simulate": _simulate,
+    "join": _join,
 }
