@@ -35,6 +35,7 @@ from hocket import (
     Strategy,
     Synthetic,
 )
+from hocket.core.strategy import InStages
 from hocket.strategies import STRATEGIES
 
 LEARNERS = 4  # of simulated runs
@@ -68,7 +69,10 @@ class Row:
         """Plain SGD with momentum, clipping and decay, or natural gradient."""
         if self.natural_gradient:
             return NaturalSGD(lr=0.02)
-        return SGD(lr=0.02, momentum=0.5, clip_norm=5.0, weight_decay=1e-4)
+        if not self.strategy.uses_rate:
+            return SGD()
+        whole = not isinstance(self.strategy, InStages)  # no stage knows the norm of all of it
+        return SGD(lr=0.02, momentum=0.5, clip_norm=5.0 if whole else None, weight_decay=1e-4)
 
 
 def usual(name: str) -> Strategy[Any]:
@@ -76,6 +80,10 @@ def usual(name: str) -> Strategy[Any]:
     strategy = STRATEGIES[name]()
     if "sync_every" in strategy.parameters():
         return replace(strategy, **{"sync_every": 3})
+    if "servers" in strategy.parameters():
+        return replace(strategy, **{"servers": 1})  # without one no learner can be spared
+    if "cut" in strategy.parameters():
+        return replace(strategy, **{"cut": (2,)})  # by itself it goes by measured time
     return strategy
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from helpers.strategies import PushPull
+from helpers.tasks import InRows, Quadratic
 
 from hocket import (
     ADMM,
     ADPSGD,
+    ASGD,
     BMUF,
     DPSGD,
     EASGD,
@@ -20,15 +24,19 @@ from hocket import (
     AsyncEASGD,
     DelayByOne,
     DiLoCo,
+    Float16,
+    HessianFree,
     Kaldi,
     KStep,
     ModelAveraging,
+    OneBit,
+    Pipeline,
     Sequential,
     SlowMo,
     Strategy,
+    TopK,
 )
-from hocket.runtime.sim.cost import Death
-from hocket.runtime.sim.simulator import Simulator
+from hocket.core.codec import FLOAT32, Codec
 
 
 @dataclass(frozen=True)
@@ -37,36 +45,48 @@ class Case:
 
     strategy: Strategy[Any]
     learners: tuple[int, ...]
-    one_learner_is_sgd: bool = True  # to the bit
+    fewest: int = 1  # learners that it makes sense with
+    one_learner_is_sgd: bool = True  # bit for bit
     everyone_draws: bool = True  # from the start
     draws_first: bool = True  # nothing of a block has been sent when its first item is drawn
     # A loop of one's own gives the model of a run, bit for bit. False: leaving the loop makes one
     # more exchange, or a block goes on over the end of an epoch, which a loop does not know of.
     loop_is_run: bool = True
+    divides: bool = False  # minibatches, which a loop of one's own does not allow
+    survives: bool = True  # False: every learner holds a part of the model, and none can be spared
+    # If something has been sent by then: which collectives come just before draws 3 and 7.
+    collectives_before: tuple[int, int] = (3, 7)
+    codec: Codec = FLOAT32
+    keeper: bool = False  # rank 0 has what nobody else has
     thorough: bool = True  # False: its effects are much like another row's, so fewer seeds do
+    many: int = 1000  # seeds of the long form
+
+    def quadratic(self, **more: Any) -> Quadratic:
+        """A small task whose model this row's codec has something to code of."""
+        return (Quadratic if self.codec is FLOAT32 else InRows)(**more)
 
     @property
     def seeds(self) -> int:
-        """How many random clusters and fault plans; 1000 in the long form."""
+        """How many random clusters; `many` in the long form."""
         return 200 if self.thorough else 30
 
-    def unfired(self, sim: Simulator) -> list[Death]:
-        """Return the planned deaths that should have come to pass and did not."""
-        return [
-            d
-            for d in sim.deaths_to_come()
-            if self.everyone_draws
-            or d.at_draw is None
-            or sim.context(d.rank).account.books.draws >= d.at_draw
-        ]
+    @property
+    def plans(self) -> int:
+        """How many fault plans; 1,000 in the long form."""
+        return 90 if self.thorough else 30
 
     @property
     def id(self) -> str:
         usual = type(self.strategy)().parameters()
-        return self.strategy.name + "".join(
-            f"-{key}{value}"
-            for key, value in self.strategy.parameters().items()
-            if value != usual[key]
+        coded = "" if self.codec is FLOAT32 else f"+{self.codec.name}"
+        return (
+            self.strategy.name
+            + coded
+            + "".join(
+                f"-{key}{value}"
+                for key, value in self.strategy.parameters().items()
+                if value != usual[key]
+            )
         )
 
 
@@ -113,6 +133,25 @@ CASES = [
         one_learner_is_sgd=False,
         everyone_draws=False,
     ),
+    Case(
+        HessianFree(
+            sample=0.5, sample_growth=1.5, curvature=0.1, cg_iterations=4, preconditioner="lbfgs"
+        ),
+        (2, 4),
+        one_learner_is_sgd=False,
+        thorough=False,
+        many=150,  # every iteration is dozens of products
+    ),
+    Case(ASGD(servers=1, overlap=0), (2, 4)),
+    Case(ASGD(servers=2, delay_compensation=0.04), (4,), one_learner_is_sgd=False),
+    Case(
+        ASGD(servers=1, warm_start_frames=10, ramp_frames=4, barrier_frames=12, softsync=2),
+        (3,),
+        fewest=2,
+        one_learner_is_sgd=False,
+        everyone_draws=False,
+    ),
+    Case(ASGD(servers=0, overlap=0), (2, 4), survives=False, thorough=False),
     Case(DelayByOne(), (2, 4), draws_first=False),
     Case(DPSGD(), (2, 4)),
     Case(DPSGD(mixing="random_ring"), (5,), thorough=False),
@@ -120,9 +159,62 @@ CASES = [
     Case(SGP(), (2, 5)),
     Case(ADPSGD(), (2, 4)),
     Case(ADPSGD(ring="fixed"), (5,), thorough=False),
+    Case(ADPSGD(mixes_with="both"), (6,)),
     Case(HADPSGD(), (5,)),
+    Case(Pipeline(stages=1), (1,), thorough=False),  # more stages: test_pipeline.py
+    Case(AllReduceSGD(), (4,), codec=OneBit(float_below=4), thorough=False),
+    Case(AllReduceSGD(), (3,), codec=TopK(share=0.3, float_below=4), thorough=False),
+    Case(
+        AllReduceSGD(double_buffering=True),
+        (4,),
+        one_learner_is_sgd=False,
+        draws_first=False,
+        collectives_before=(4, 12),
+        divides=True,
+        codec=OneBit(float_below=4, start_frames=12),
+        thorough=False,
+    ),
+    Case(
+        ASGD(servers=2, half_pulls=True),
+        (3,),
+        one_learner_is_sgd=False,
+        codec=OneBit(float_below=4),
+        thorough=False,
+    ),
+    Case(KStep(sync_every=3), (4,), codec=OneBit(float_below=4), thorough=False),
+    Case(
+        BMUF(sync_every=2, local_momentum="keep"),
+        (4,),
+        codec=TopK(share=0.3, float_below=4),
+        thorough=False,
+    ),
+    Case(
+        DiLoCo(sync_every=3, outer_lr=1.0, outer_momentum=0.6),
+        (4,),
+        one_learner_is_sgd=False,
+        codec=Float16(float_below=4),
+        thorough=False,
+    ),
     # not a product, but it proves the vocabulary, so it is held to the same
-    Case(PushPull(), (2, 4)),
+    Case(PushPull(), (2, 4), keeper=True),
 ]
 PARALLEL = [c for c in CASES if c.strategy.max_learners != 1]
 SYNCHRONOUS = [c for c in CASES if c.strategy.synchronous]
+
+
+def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    """Parametrize a test by these rows."""
+    return pytest.mark.parametrize("case", cases, ids=lambda c: c.id)
+
+
+def sparingly(cases: Iterable[Case]) -> pytest.MarkDecorator:
+    """Parametrize a slow test: rows that are much like another one are for the long form."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(c, id=c.id, marks=waits(c)) for c in cases]
+    )
+
+
+def waits(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    """Mark a row as long, unless it is its strategy's first or has effects of its own."""
+    first = next(c for c in CASES if c.strategy.name == case.strategy.name)
+    return () if case.thorough or case is first else (pytest.mark.long,)

@@ -145,7 +145,7 @@ def test_asynchronous_easgd_follows_its_twin_along_the_trace(seed: int) -> None:
     ],
     ids=lambda s: s.name,
 )
-def test_without_outer_momentum_all_are_model_averaging_to_the_bit(same: Strategy[Any]) -> None:
+def test_without_outer_momentum_all_are_model_averaging_bit_for_bit(same: Strategy[Any]) -> None:
     optimizer = SGD(lr=LR, momentum=0.8)
     averaged = run(UNEVEN, KStep(sync_every=3), optimizer=optimizer)
     assert same_model(averaged, run(UNEVEN, same, optimizer=optimizer))
@@ -168,7 +168,7 @@ def test_the_memory_of_slowmo_follows_the_rate() -> None:
 
 @pytest.mark.parametrize("form", ["nesterov", "momentum"])
 def test_diloco_starts_where_bmuf_starts(form: Any) -> None:
-    """theta is W_g, to the bit; the evaluated W lies eta Delta behind it if Nesterov's."""
+    """theta is W_g, bit for bit; the evaluated W lies eta Delta behind it if Nesterov's."""
     rule: dict[str, Any] = {"sync_every": 3, "local_momentum": "keep"}
     diloco = bare(UNEVEN, DiLoCo(outer_optimizer=form, **rule), Cluster.even(4))
     block = BMUF(block_momentum=0.9, block_lr=0.7, nesterov=form == "nesterov", **rule)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance.cases import CASES, SYNCHRONOUS, Case
+from conformance.cases import CASES, SYNCHRONOUS, Case, each, sparingly, waits
 from helpers.runs import (
     keep_only_first_checkpoint,
     real,
@@ -19,37 +19,43 @@ from helpers.runs import (
 from helpers.tasks import Quadratic, WithBuffers, WithDropout, acoustic
 
 from hocket import SGD, Constant, Exponential, Newbob
+from hocket.core.codec import Lossy
 from hocket.experiment import Experiment
+from hocket.strategies import STRATEGIES
 
-each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
-each_synchronous = pytest.mark.parametrize("case", SYNCHRONOUS, ids=lambda c: c.id)
 MOMENTUM = SGD(lr=0.005, momentum=0.9)
+
+
+def test_every_strategy_is_held_to_it() -> None:
+    assert set(STRATEGIES) <= {case.strategy.name for case in CASES}
 
 
 # ------------------------------------------------------------------ it learns
 
 
-@each
+@each(CASES)
 def test_converges_on_a_quadratic(case: Case) -> None:
-    task = Quadratic()
+    task = case.quadratic()
     for learners in case.learners:
         result = simulated(
             task,
-            case.strategy,
+            case,
             learners,
             optimizer=SGD(lr=0.1),
             schedule=Exponential(epochs=40, final_factor=0.01),
+            evaluate_every=40,
+            checkpoint_every=40,
         )
         w = result.model["w"].numpy()
         assert np.abs(w - task.optimum).max() < 0.03, (learners, w, task.optimum)
 
 
-@each
+@sparingly(CASES)
 def test_learns_a_small_acoustic_problem(case: Case) -> None:
     task = acoustic(num_frames=8000)
     bayes = task.bayes_error("dev")
     result = simulated(
-        task, case.strategy, case.learners[-1], optimizer=SGD(lr=0.1), schedule=Constant(epochs=4)
+        task, case, case.learners[-1], optimizer=SGD(lr=0.1), schedule=Constant(epochs=4)
     )
     error = 1 - result.accuracy
     assert bayes - 0.03 < error < bayes + 0.08, (bayes, error)
@@ -71,46 +77,43 @@ def plain_sgd(task: Quadratic, order: list[int], lr: float, momentum: float) -> 
     return next(model.parameters()).detach()
 
 
-@each
+@each(CASES)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_one_learner_is_plain_sgd_to_the_bit(case: Case, momentum: float) -> None:
+def test_one_learner_is_plain_sgd_bit_for_bit(case: Case, momentum: float) -> None:
     if not case.one_learner_is_sgd:
         pytest.skip("not what this method is with one learner")
-    task = Quadratic(uneven=True)
+    task = case.quadratic(uneven=True)
     schedule, optimizer = Constant(epochs=3), SGD(lr=0.05, momentum=momentum)
-    experiment = Experiment(task, case.strategy, optimizer, schedule)
+    experiment = Experiment(task, case.strategy, optimizer, schedule, case.codec)
     pool = experiment.pool()
     order = [int(i) for epoch in range(3) for i in pool.order(epoch)]
     expected = plain_sgd(task, order, 0.05, momentum)
-    result = simulated(task, case.strategy, 1, optimizer=optimizer, schedule=schedule)
+    result = simulated(task, case, 1, optimizer=optimizer, schedule=schedule)
     assert torch.equal(result.model["w"], expected)
 
 
 # ------------------------------------------------------------------ determinism
 
 
-@each
+@sparingly(CASES)
 def test_same_seed_same_trace_same_model(case: Case) -> None:
-    task = Quadratic(uneven=True)
+    task = case.quadratic(uneven=True)
     for learners in case.learners:
-        runs = [
-            simulated(task, case.strategy, uneven(learners, 3), optimizer=MOMENTUM)
-            for _ in range(2)
-        ]
+        runs = [simulated(task, case, uneven(learners, 3), optimizer=MOMENTUM) for _ in range(2)]
         assert runs[0].trace_digest == runs[1].trace_digest
         assert runs[0].time_s == runs[1].time_s
         assert same_model(*runs)
-        other = simulated(task, case.strategy, uneven(learners, 3), optimizer=MOMENTUM, seed=1)
+        other = simulated(task, case, uneven(learners, 3), optimizer=MOMENTUM, seed=1)
         assert other.trace_digest != runs[0].trace_digest
 
 
-@each_synchronous
+@sparingly(SYNCHRONOUS)
 def test_speeds_do_not_change_the_result(case: Case) -> None:
-    for task in (Quadratic(uneven=True), WithDropout(), WithBuffers()):
+    for task in (case.quadratic(uneven=True), WithDropout(), WithBuffers()):
         for learners in case.learners:
-            even = simulated(task, case.strategy, learners, optimizer=MOMENTUM)
+            even = simulated(task, case, learners, optimizer=MOMENTUM)
             for seed in range(3 if case.thorough else 1):
-                other = simulated(task, case.strategy, uneven(learners, seed), optimizer=MOMENTUM)
+                other = simulated(task, case, uneven(learners, seed), optimizer=MOMENTUM)
                 assert same_model(even, other)
 
 
@@ -119,18 +122,21 @@ TASKS = [WithBuffers(uneven=True), acoustic(), WithDropout()]
 
 @pytest.mark.parametrize(
     ("case", "task"),
-    [(c, t) for c in SYNCHRONOUS for t in (TASKS if c.thorough else TASKS[:1])],
-    ids=lambda x: x.id if isinstance(x, Case) else repr(x),
+    [
+        pytest.param(c, t, id=f"{c.id}-{t!r}", marks=waits(c))
+        for c in SYNCHRONOUS
+        for t in (TASKS if c.thorough else TASKS[:1])
+    ],
 )
-def test_simulator_equals_real_processes_to_the_bit(case: Case, task: Quadratic) -> None:
+def test_simulator_equals_real_processes_bit_for_bit(case: Case, task: Quadratic) -> None:
     for learners in case.learners:
         more: dict[str, Any] = {
             "optimizer": MOMENTUM,
             "schedule": Newbob(epochs=3),
             "evaluate_every": 0.5,
         }
-        a = simulated(task, case.strategy, learners, **more)
-        b = real(task, case.strategy, learners, **more)
+        a = simulated(task, case, learners, **more)
+        b = real(task, case, learners, **more)
         assert same_model(a, b)
         assert (a.loss, a.accuracy, a.frames) == (b.loss, b.accuracy, b.frames)
 
@@ -138,12 +144,12 @@ def test_simulator_equals_real_processes_to_the_bit(case: Case, task: Quadratic)
 # ------------------------------------------------------------------ resuming
 
 
-@each
-def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
+@each(CASES)
+def test_resumed_simulation_equals_the_whole_bit_for_bit(case: Case, tmp_path: Path) -> None:
     for learners in case.learners:
         whole_dir, part_dir = tmp_path / f"whole{learners}", tmp_path / f"part{learners}"
         more: dict[str, Any] = {
-            "strategy": case.strategy,
+            "strategy": case,
             "cluster": uneven(learners, 5),
             "optimizer": MOMENTUM,
             "schedule": Newbob(epochs=4),
@@ -159,11 +165,11 @@ def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Pa
         assert (part.loss, part.frames) == (whole.loss, whole.frames)
 
 
-@each_synchronous
-def test_resumed_real_run_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
+@sparingly(SYNCHRONOUS)
+def test_resumed_real_run_equals_the_whole_bit_for_bit(case: Case, tmp_path: Path) -> None:
     learners = case.learners[0]
     more: dict[str, Any] = {
-        "strategy": case.strategy,
+        "strategy": case,
         "learners": learners,
         "optimizer": MOMENTUM,
         "schedule": Newbob(epochs=3),
@@ -176,20 +182,22 @@ def test_resumed_real_run_equals_the_whole_to_the_bit(case: Case, tmp_path: Path
     assert same_model(whole, part)
 
 
-@each
+@sparingly(CASES)
 def test_resumes_with_another_number_of_learners(case: Case, tmp_path: Path) -> None:
     if case.strategy.max_learners == 1:
         pytest.skip("runs on one learner only")
-    task = Quadratic(uneven=True)
+    task = case.quadratic(uneven=True)
     schedule = Exponential(epochs=10, final_factor=0.02)
-    more: dict[str, Any] = {"strategy": case.strategy, "schedule": schedule, "keep_checkpoints": 99}
+    more: dict[str, Any] = {"strategy": case, "schedule": schedule, "keep_checkpoints": 99}
     more |= {"optimizer": SGD(lr=0.1)}
-    first = simulated(task, cluster=4, out=tmp_path / "a", checkpoint_every=0.4, **more)
+    first = simulated(task, cluster=4, out=tmp_path / "a", checkpoint_every=2.4, **more)
     for learners in (2, 3, 5):
         part = keep_only_first_checkpoint(tmp_path / "a", tmp_path / f"to{learners}")
         second = simulated(
-            task, cluster=learners, out=part, resume=True, checkpoint_every=0.4, **more
+            task, cluster=learners, out=part, resume=True, checkpoint_every=2.4, **more
         )
         frames = [run.frames + run.discarded_frames for run in (first, second)]
         assert frames[0] == frames[1]
-        assert np.abs(second.model["w"].numpy() - task.optimum).max() < 0.2
+        coarse = isinstance(case.codec, Lossy)  # one bit for each of five values
+        away = np.abs(second.model["w"].numpy() - task.optimum).max()
+        assert away < (0.3 if coarse else 0.2)  # from 1.1 at the start

@@ -40,6 +40,16 @@ def test_allreduce_follows_its_float64_twin(learners: int, momentum: float) -> N
     np.testing.assert_allclose(result.model["w"].numpy(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("learners", [1, 2, 5])
+def test_double_buffering_follows_its_float64_twin(learners: int) -> None:
+    """Every half is applied after the gradients of the next were taken; items of 1 to 4 frames."""
+    task = Quadratic(num_items=23, uneven=True)
+    strategy, optimizer = AllReduceSGD(double_buffering=True), SGD(lr=0.05)
+    result = simulated(task, strategy, learners, optimizer=optimizer, schedule=SCHEDULE)
+    expected = twins.buffered(task, orders(task), learners, 0.05)
+    np.testing.assert_allclose(result.model["w"].numpy(), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize("k", [1, 2, 7])
 @pytest.mark.parametrize("learners", [2, 4, 5])

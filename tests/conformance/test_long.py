@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
-from conformance.cases import CASES, SYNCHRONOUS, Case
-from helpers.runs import fault_plan, simulator, uneven
-from helpers.tasks import Quadratic
+from conformance.cases import CASES, Case
+from conformance.test_faults import ROWS, every_kind_fired
+from helpers.faults import resume_after_faults, run_plans
+from helpers.runs import simulator, uneven
 
 from hocket import Constant
 from hocket.experiment import Experiment, RuntimeOptions
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
-MANY = 1000
+NUM_PLANS = 1000  # fault plans of a row
+PLANS_OF_A_TEST = 250  # so that they can be spread over the cores
+NUM_CLUSTERS = 1000  # random clusters of a row without faults
+NUM_CLUSTERS_ALIKE = 250  # ... whose effects are those of another row
+NUM_RESUMED_AFTER_FAULTS = 30  # of a row
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_no_deadlock_in_many_random_clusters(case: Case) -> None:
-    for seed in range(1000, 1000 + MANY):
+    most = NUM_CLUSTERS if case.thorough else NUM_CLUSTERS_ALIKE
+    for seed in range(1000, 1000 + min(case.many, most)):
         rng = np.random.default_rng(seed)
         items = int(rng.integers(1, 20))
-        learners = int(rng.integers(1, 7)) if case.strategy.max_learners != 1 else 1
-        task = Quadratic(num_items=items, uneven=True)
+        learners = int(rng.integers(case.fewest, 7)) if case.strategy.max_learners != 1 else 1
+        task = case.quadratic(num_items=items, uneven=True)
         experiment = Experiment(
             task,
             case.strategy,
+            codec=case.codec,
             schedule=Constant(epochs=2, lr_compensation="none"),
             options=RuntimeOptions(
                 learners=learners, seed=seed, sharding="fixed" if seed % 3 == 0 else "pool"
@@ -35,22 +45,26 @@ def test_no_deadlock_in_many_random_clusters(case: Case) -> None:
         assert sim.context(0).account.frames == 2 * sum(task.frames_of(i) for i in range(items))
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in SYNCHRONOUS if c.strategy.max_learners != 1], ids=lambda c: c.id
-)
-def test_many_random_fault_plans(case: Case) -> None:
-    for seed in range(1000, 1000 + MANY):
-        learners = 2 + seed % 5
-        task = Quadratic(num_items=14, uneven=True)
-        deaths = fault_plan(learners, seed)
-        experiment = Experiment(
-            task,
-            case.strategy,
-            schedule=Constant(epochs=2, lr_compensation="none"),
-            options=RuntimeOptions(learners=learners, seed=seed),
-        )
-        sim = simulator(experiment, uneven(learners, seed, deaths))
-        sim.run()
-        assert not case.unfired(sim), "a planned fault did not fire"
-        for rank in sim.alive:
-            assert sim.context(rank).account.frames == 2 * sum(task.frames_of(i) for i in range(14))
+@pytest.mark.parametrize("case", ROWS, ids=lambda c: c.id)
+@pytest.mark.parametrize("first", range(1000, 1000 + NUM_PLANS, PLANS_OF_A_TEST))
+def test_many_fault_plans_of_every_kind(first: int, case: Case) -> None:
+    tally = run_plans(case, range(first, first + PLANS_OF_A_TEST))
+    every_kind_fired(case, tally, at_least=PLANS_OF_A_TEST // 25)
+    alone = case.strategy.max_learners == 1
+    least = PLANS_OF_A_TEST // 50
+    assert alone or tally.fenced >= least, "frozen learners woke up among the living"
+    ends = alone or not case.survives  # ... with the first loss, mostly
+    assert ends or tally.repeated, "what the dead had computed in vain was computed again"
+
+
+@pytest.mark.parametrize("case", ROWS, ids=lambda c: c.id)
+def test_many_runs_that_met_faults_are_resumed(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    resumed = [
+        resume_after_faults(case, seed, tmp_path / f"{seed}")
+        for seed in range(2000, 2000 + NUM_RESUMED_AFTER_FAULTS)
+    ]
+    least = 0.15 if case.strategy.max_learners == 1 else 0.4  # alone, a death ends it at once
+    assert sum(resumed) > least * NUM_RESUMED_AFTER_FAULTS

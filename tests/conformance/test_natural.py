@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.cases import CASES, SYNCHRONOUS, Case
+from conformance.cases import CASES, SYNCHRONOUS, Case, sparingly
 from helpers.runs import keep_only_first_checkpoint, real, same_model, simulated, uneven
 from helpers.tasks import Quadratic, WithBuffers, acoustic
 
@@ -14,19 +14,16 @@ from hocket import SGD, Constant, KStep, NaturalSGD, simulate
 from hocket.errors import ConfigError
 
 NATURAL = NaturalSGD(lr=0.05, momentum=0.3, rank_in=2, rank_out=2, update_period=2)
-each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 # Of each kind one: gradients averaged, models averaged, some learners idle, forked collectives.
 KINDS = ("sequential", "allreduce", "kstep-sync_every3", "kaldi-", "delay-by-one")
-each_kind = pytest.mark.parametrize(
-    "case", [c for c in SYNCHRONOUS if c.id.startswith(KINDS)], ids=lambda c: c.id
-)
+each_kind = sparingly([c for c in SYNCHRONOUS if c.id.startswith(KINDS)])
 
 
-@each
+@sparingly([c for c in CASES if c.strategy.uses_rate])
 def test_it_takes_effect_under_every_strategy(case: Case) -> None:
     more: dict[str, Any] = {"schedule": Constant(epochs=1), "guard_factor": 100.0}
     plain, natural = (
-        simulated(WithBuffers(), case.strategy, case.learners[0], optimizer=rule, **more)
+        simulated(WithBuffers(), case, case.learners[0], optimizer=rule, **more)
         for rule in (NaturalSGD(lr=0.05, momentum=0.3, form="none"), NATURAL)
     )
     assert not same_model(plain, natural)
@@ -34,19 +31,19 @@ def test_it_takes_effect_under_every_strategy(case: Case) -> None:
 
 
 @each_kind
-def test_simulator_equals_real_processes_to_the_bit(case: Case) -> None:
+def test_simulator_equals_real_processes_bit_for_bit(case: Case) -> None:
     more: dict[str, Any] = {"optimizer": NATURAL, "schedule": Constant(epochs=2)}
     for task in (acoustic(num_frames=1500), WithBuffers(uneven=True)):
-        a = simulated(task, case.strategy, case.learners[0], **more)
-        b = real(task, case.strategy, case.learners[0], **more)
+        a = simulated(task, case, case.learners[0], **more)
+        b = real(task, case, case.learners[0], **more)
         assert same_model(a, b)
         assert (a.loss, a.frames) == (b.loss, b.frames)
 
 
 @each_kind
-def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Path) -> None:
+def test_resumed_simulation_equals_the_whole_bit_for_bit(case: Case, tmp_path: Path) -> None:
     more: dict[str, Any] = {
-        "strategy": case.strategy,
+        "strategy": case,
         "cluster": uneven(case.learners[-1], 5),
         "optimizer": NATURAL,
         "schedule": Constant(epochs=3),
@@ -59,7 +56,7 @@ def test_resumed_simulation_equals_the_whole_to_the_bit(case: Case, tmp_path: Pa
     assert same_model(whole, part)
 
 
-def test_resumed_real_run_equals_the_whole_to_the_bit(tmp_path: Path) -> None:
+def test_resumed_real_run_equals_the_whole_bit_for_bit(tmp_path: Path) -> None:
     more: dict[str, Any] = {
         "strategy": KStep(sync_every=3),
         "learners": 2,

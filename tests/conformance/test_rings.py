@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -18,12 +18,13 @@ from hocket import ADPSGD, DPSGD, SGD, Cluster, Constant, DelayByOne, Host, Loss
 from hocket.core import topology
 from hocket.errors import ConfigError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.record.results import slow_learner
+from hocket.record.results import LearnerReport, slow_learner
 from hocket.report.page import write_page
 from hocket.report.runs import read_run
 from hocket.runtime.sim.simulator import Simulator
 
 Ring = Literal["fixed", "random"]
+Partners = Literal["one", "both"]
 PLAIN = Constant(epochs=2, lr_compensation="none")
 
 
@@ -77,6 +78,18 @@ def test_adpsgd_follows_its_twin(ring: Ring, learners: int) -> None:
     np.testing.assert_allclose(models(sim), expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("learners", [2, 4, 8])
+@pytest.mark.parametrize("ring", ["fixed", "random"])
+def test_adpsgd_with_both_neighbours_follows_its_twin(ring: Ring, learners: int) -> None:
+    task = Quadratic(uneven=True)
+    sim = build(task, ADPSGD(ring=ring, mixes_with="both"), learners)
+    sim.run()
+    partners = min(2, learners // 2)
+    expected = ring_twin.adpsgd(task, sim.trace.spans, learners, lr=0.05, partners=partners)
+    assert sum(learner.state.mixes for learner in sim.learners) > 2 * learners  # type: ignore[attr-defined]
+    np.testing.assert_allclose(models(sim), expected, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("mixing", topology.ROUNDS)
 def test_dpsgd_follows_its_matrices(mixing: topology.Rounds) -> None:
     """W(k+1) = W(k) T(k) - lr G(W(k)), in float64."""
@@ -120,12 +133,25 @@ def test_exchanges_alone_keep_the_mean_and_shrink_the_rest(ring: Ring, learners:
     mixed = start.T.copy()
     for _, what, rank, other in ring_twin.events(sim.trace.spans):
         if what == "mix":
-            mixed = mixed @ topology.pair(learners, rank, other)
+            mixed = mixed @ ring_twin.pair(learners, rank, other)
     np.testing.assert_allclose(after.T, mixed, rtol=1e-4, atol=1e-5)
     assert np.std(after) < 0.5 * np.std(start)
 
 
-def test_small_integers_keep_their_mean_to_the_bit() -> None:
+def test_both_neighbours_keep_the_mean_and_shrink_the_rest_faster() -> None:
+    """One exchange of three, weights 1/3, brings models closer than one of two."""
+    start = np.random.default_rng(3).normal(size=(8, DIM))
+    left: dict[str, float] = {}
+    for how in get_args(Partners):
+        sim = build(Flat(num_items=60), ADPSGD(ring="fixed", mixes_with=how), 8)
+        scattered(sim, start)
+        sim.run()
+        np.testing.assert_allclose(models(sim).mean(0), start.mean(0), rtol=1e-5, atol=1e-6)
+        left[how] = float(np.std(models(sim) - models(sim).mean(0)))
+    assert left["both"] < 0.7 * left["one"]
+
+
+def test_small_integers_keep_their_mean_bit_for_bit() -> None:
     """Nothing is rounded, so the sum of all models is exactly what it was."""
     start = np.random.default_rng(1).integers(-64, 64, size=(4, DIM)).astype(np.float64)
     sim = build(Flat(num_items=6), ADPSGD(ring="random"), 4)
@@ -224,14 +250,21 @@ def test_the_slow_learner_is_named() -> None:
     task = Quadratic(num_items=200)
     slow = Cluster((Host(count=5, frames_per_s=400.0),), slow=(Slow(rank=3, factor=10.0),))
     even = Cluster((Host(count=5, frames_per_s=400.0),))
-    apart = slow_learner(simulated(task, ADPSGD(), slow, schedule=PLAIN))
+    apart = slow_learner(simulated(task, ADPSGD(), slow, schedule=PLAIN).learners)
     assert apart is not None
     assert apart.startswith("rank 3 is slow: ")
     assert "do not wait for it" in apart
-    together = slow_learner(simulated(task, DelayByOne(), slow, schedule=PLAIN))
+    together = slow_learner(simulated(task, DelayByOne(), slow, schedule=PLAIN).learners)
     assert together is not None
     assert together.startswith("rank 3 is slow: it computes")
-    assert slow_learner(simulated(task, ADPSGD(), even, schedule=PLAIN)) is None
+    assert slow_learner(simulated(task, ADPSGD(), even, schedule=PLAIN).learners) is None
+
+
+def test_a_learner_that_computes_more_of_the_time_is_not_slow_where_nobody_waits() -> None:
+    """Learners of `asgd` wait for the servers: three that did as much, one of them busier."""
+    learners = [LearnerReport(rank, 5_000, 0, busy) for rank, busy in enumerate((0.06, 0.07, 0.11))]
+    assert slow_learner(learners, synchronous=False) is None
+    assert slow_learner(learners) is not None
 
 
 def test_the_report_draws_how_far_models_were_apart(tmp_path: Path) -> None:

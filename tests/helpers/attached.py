@@ -16,9 +16,11 @@ import torch
 import hocket
 from helpers.strategies import PushPull, Striped
 from helpers.tasks import acoustic
+from helpers.unruly import Hearsay
 from hocket.core.learner import Learner
 from hocket.core.strategy import State
 from hocket.experiment import Experiment
+from hocket.runtime.launch import tokens
 from hocket.runtime.real.faults import Fault
 
 
@@ -34,7 +36,7 @@ class StripesOnly(Striped):
         return state
 
 
-OWN = {"push-pull": PushPull(), "stripes": StripesOnly()}
+OWN = {"push-pull": PushPull(), "stripes": StripesOnly(), "hearsay": Hearsay()}
 
 
 def task() -> Any:
@@ -72,6 +74,7 @@ def main(out: Path, options: dict[str, Any]) -> None:
         model,
         optimizer,
         strategy=OWN.get(strategy.get("name"), strategy),
+        codec=options.get("codec", "float32"),
         lr=options.get("lr", "own"),
         faults=tuple(Fault(**f) for f in options.get("faults", [])),
         timeout_s=options.get("timeout_s", 60.0),
@@ -93,9 +96,12 @@ def main(out: Path, options: dict[str, Any]) -> None:
     (out / f"facts-{rank}.json").write_text(json.dumps(facts))
 
 
-def learner(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) -> None:
+def learner(
+    rank: int, size: int, store: str, token: bytes, out: Path, options: dict[str, Any]
+) -> None:
     """Run one learner as a launcher would have started it."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "HOCKET_STORE": f"127.0.0.1:{port}"}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "HOCKET_STORE": store}
+    os.environ[tokens.PIPE] = str(tokens.into_pipe(tokens.Token(token)))
     try:
         main(out, options)
     except hocket.HocketError as error:
@@ -108,13 +114,20 @@ def linear(rank: int, size: int, port: int, out: Path, options: dict[str, Any]) 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.pop("HOCKET_STORE", None)
+    if "tokens" in options:
+        os.environ[tokens.VALUE] = options["tokens"][rank]
+    if options.get("initialise"):  # as Ray, Lightning and many scripts do: the port is then taken
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     faults = tuple(Fault(**f) for f in options.get("faults", []))
     strategy = OWN.get(options["strategy"], options["strategy"])
-    with hocket.attach(model, optimizer, strategy=strategy, faults=faults, timeout_s=60.0) as dist:
+    limit_s = options.get("timeout_s", 60.0)
+    with hocket.attach(
+        model, optimizer, strategy=strategy, faults=faults, timeout_s=limit_s
+    ) as dist:
         for number in range(options["steps"][rank]):
             model(torch.full((4, 16), number + 1.0)).square().mean().backward()
             dist.step(4)

@@ -7,25 +7,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from hocket import Cluster, Result, api
-from hocket.experiment import Experiment
+from hocket import Cluster, Constant, Result, api
+from hocket.experiment import RATELESS, Experiment
 from hocket.runtime.sim.cost import Death, Host, Slow
 from hocket.runtime.sim.simulator import Simulator
 
 OPTIONS: dict[str, Any] = {"tensorboard": False, "timeout_s": 60.0}
 
 
+def fitting(strategy: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what a method without a rate does not take: the optimizer, a schedule of rates."""
+    if getattr(strategy, "uses_rate", True):  # a name stands for a method with a rate
+        return more
+    kept = {key: value for key, value in more.items() if key != "optimizer"}
+    if "schedule" in kept and kept["schedule"].name not in RATELESS:
+        kept["schedule"] = Constant(epochs=kept["schedule"].epochs)
+    return kept
+
+
+def parts_of(case: Any) -> dict[str, Any]:
+    """The strategy and the codec of a row of the conformance table, or a strategy alone."""
+    codec = getattr(case, "codec", None)
+    return {"strategy": case} if codec is None else {"strategy": case.strategy, "codec": codec}
+
+
+def parts_and_options(case: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """All that `api` is given for a row of the table: `more` as far as it fits the method."""
+    parts = parts_of(case)
+    return OPTIONS | parts | fitting(parts["strategy"], more)
+
+
 def simulated(task: Any, strategy: Any, cluster: Cluster | int = 1, **more: Any) -> Result:
-    more = OPTIONS | more
-    return api.simulate(task, strategy=strategy, cluster=cluster, progress=False, **more)
+    more = parts_and_options(strategy, more)
+    return api.simulate(task, cluster=cluster, progress=False, **more)
 
 
 def real(task: Any, strategy: Any, learners: int = 1, **more: Any) -> Result:
-    more = OPTIONS | more
-    return api.train(task, strategy=strategy, learners=learners, progress=False, **more)
+    more = parts_and_options(strategy, more)
+    return api.train(task, learners=learners, progress=False, **more)
 
 
 def same_model(a: Result | dict[str, torch.Tensor], b: Result | dict[str, torch.Tensor]) -> bool:
@@ -42,18 +63,6 @@ def uneven(learners: int, seed: int, deaths: tuple[Death, ...] = ()) -> Cluster:
     )
     slow = (Slow(rank=seed % learners, factor=7.0, until_s=0.5),)
     return Cluster(hosts, slow=slow, deaths=deaths)
-
-
-def fault_plan(learners: int, seed: int) -> tuple[Death, ...]:
-    """Some learners die early, by time or by draw; at least one stays alive."""
-    rng = np.random.default_rng(seed)
-    victims = rng.choice(learners, size=1 + seed % min(3, learners - 1), replace=False)
-    return tuple(
-        Death(int(v), at_draw=int(rng.integers(1, 3)))
-        if i % 2
-        else Death(int(v), at_s=float(rng.uniform(0.0, 0.02)))
-        for i, v in enumerate(victims)
-    )
 
 
 def keep_only_first_checkpoint(run: Path, copy: Path) -> Path:

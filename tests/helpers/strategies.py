@@ -1,12 +1,14 @@
-"""Two tiny strategies that prove the vocabulary: delay-by-one, and a push/pull pair."""
+"""Tiny strategies that prove the vocabulary: stripes, a push/pull pair, items held in hand."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
+from hocket.core.accounts import Ticket
 from hocket.core.effects import Grad
 from hocket.core.flat import Flat
 from hocket.core.learner import Learner
@@ -122,3 +124,61 @@ class PushPull(Strategy[State]):
             reply = await me.recv("model", source=0)
             state.local.copy_(reply.payload)
         return state
+
+
+@dataclass
+class AheadState(State):
+    """A gradient is always in hand, also over a boundary."""
+
+    held: Flat | None = None
+    frames: int = 0
+    tickets: tuple[Ticket, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ahead(Strategy[State]):
+    """Draws one item ahead: at a quiet point every learner has one that is not settled."""
+
+    name: ClassVar[str] = "ahead"
+    paper: ClassVar[str] = ""
+    summary: ClassVar[str] = "test"
+    commits_when: ClassVar[str] = "the following gradient is there"
+    synchronous: ClassVar[bool] = False
+    evaluates: ClassVar = "average"
+
+    def gain(self, num_learners: int) -> float:
+        return 1.0 / num_learners
+
+    def init(self, params: Flat, optimizer: Optimizer) -> AheadState:
+        return AheadState(params, optimizer.init(params))
+
+    def adopt(self, old: Sequence[State], model: Flat, rank: int) -> AheadState:
+        """What was in hand has returned to the pool: other learners begin with empty hands."""
+        before = old[rank % len(old)]
+        assert isinstance(before, AheadState)
+        return replace(before, params=model.clone(), held=None, frames=0, tickets=())
+
+    async def run(self, me: Learner, state: State) -> State:
+        assert isinstance(state, AheadState)
+        while (await me.boundary(state)).go_on:
+            grad = await me.gradient(state.params)
+            await self.meet(me)
+            if state.held is not None:
+                me.step_(state.params, Grad(state.held, state.frames, 0.0, 0.0), state.optimizer)
+                await me.commit(state.tickets)
+            state.held, state.frames, state.tickets = grad.vector, grad.frames, grad.tickets
+        return state
+
+    async def meet(self, me: Learner) -> None:
+        """Nobody waits for anybody."""
+
+
+@dataclass(frozen=True)
+class AheadTogether(Ahead):
+    """The same in rounds."""
+
+    name: ClassVar[str] = "ahead-together"
+    synchronous: ClassVar[bool] = True
+
+    async def meet(self, me: Learner) -> None:
+        await me.allreduce(torch.zeros(1), weight=1.0)

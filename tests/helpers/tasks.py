@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hocket import DNN, Item, Loss, Synthetic, Task
+from hocket import DNN, LSTM, Item, Loss, Synthetic, SyntheticChunks, Task
+from hocket.models import Model
 
 DIM = 5
 CURVATURE = torch.from_numpy(np.linspace(0.7, 1.5, DIM).astype(np.float32))
@@ -32,6 +35,10 @@ class Point(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(DIM))
+        self.idle = nn.Parameter(torch.zeros(1))  # nothing depends on it; so there are two to cut
+
+    def forward(self) -> torch.Tensor:
+        return self.w
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,27 @@ class Quadratic(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         assert isinstance(model, Point)
-        errors = 0.5 * (CURVATURE * (model.w - batch)) ** 2
+        errors = 0.5 * (CURVATURE * (model() - batch)) ** 2
         return Loss(errors.sum(), len(batch))
+
+
+class Row(Point):
+    """The same as a column of a matrix, so that a codec has something to code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, DIM))
+
+    def forward(self) -> torch.Tensor:
+        return self.w[0]
+
+
+@dataclass(frozen=True)
+class InRows(Quadratic):
+    """The same with a model of one column."""
+
+    def build_model(self) -> nn.Module:
+        return Row()
 
 
 @dataclass(frozen=True)
@@ -98,6 +124,38 @@ class WithDropout(Quadratic):
 
 
 @dataclass(frozen=True)
+class Witness(Quadratic):
+    """Writes down who computes which training item, at once: a learner may be killed any time."""
+
+    path: str = ""
+
+    def load(self, split: str, item: Item, epoch: int) -> torch.Tensor:
+        object.__setattr__(self, "_at", (split, epoch, item.id))
+        return super().load(split, item, epoch)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        loss = super().loss(model, batch)
+        split, epoch, index = self.__dict__["_at"]
+        if split == "train" and model.training and torch.is_grad_enabled():  # no product
+            who = multiprocessing.current_process().name
+            line = f"{who}\t{epoch}\t{index}\t{loss.frames}\n".encode()
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, line)  # one write: lines of several learners do not mix
+            os.close(descriptor)
+        return loss
+
+
+@dataclass(frozen=True)
+class WitnessInRows(Witness, InRows):
+    """The same with a model of one column."""
+
+
+@dataclass(frozen=True)
+class WitnessWithBuffers(Witness, WithBuffers):
+    """The same with a batch-norm layer."""
+
+
+@dataclass(frozen=True)
 class Broken(Quadratic):
     """Fails in a chosen way at item `at`."""
 
@@ -114,6 +172,28 @@ class Broken(Quadratic):
             if self.how == "raise":
                 raise RuntimeError("the disk with item 3 has gone")
         return loss
+
+
+@dataclass(frozen=True)
+class BrokenRow(Broken, InRows):
+    """The same with a model of one column."""
+
+
+@dataclass(frozen=True)
+class Steep(Quadratic):
+    """One item's loss is fine, but its gradient is infinite."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        usual = super().loss(model, batch)
+        if torch.equal(batch, self.load("train", self.items("train")[3], 0)):
+            zero = next(model.parameters()).sum() * 0.0
+            return Loss(usual.total + zero.sqrt(), usual.frames)
+        return usual
+
+
+@dataclass(frozen=True)
+class SteepRow(Steep, InRows):
+    """The same with a model of one column."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +214,6 @@ class Forking(Quadratic):
     """Starts a child process with its first item, as a data loader does, which outlives it."""
 
     def load(self, split: str, item: Item, epoch: int) -> torch.Tensor:
-        import os
         import time
 
         if split == "train" and not self.__dict__.get("child"):
@@ -163,4 +242,31 @@ def acoustic(
         context=1,
         noise=noise,
         model=DNN(layers=1, width=width),
+    )
+
+
+@dataclass(frozen=True)
+class Late(Quadratic):
+    """One learner comes two seconds after the others, who listen for it meanwhile."""
+
+    late: int = 2
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import multiprocessing
+        import time
+
+        self.__dict__.update(state)
+        if multiprocessing.current_process().name == f"hocket learner {self.late}":
+            time.sleep(2.0)
+
+
+def spoken(model: Model | None = None, num_frames: int = 1500, **more: Any) -> SyntheticChunks:
+    """A small acoustic problem in chunks, for networks that read sequences."""
+    sizes: dict[str, Any] = {"dev_frames": 400, "batch_frames": 126, "chunk_frames": 21}
+    return SyntheticChunks(
+        num_frames=num_frames,
+        num_classes=6,
+        num_features=6,
+        model=model or LSTM(layers=1, cells=8, look_ahead=1),
+        **(sizes | more),
     )

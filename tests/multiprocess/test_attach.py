@@ -8,20 +8,26 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conformance.cases import PARALLEL, Case
+from conformance.cases import PARALLEL, Case, sparingly
 from helpers import attached
 from helpers.runs import simulated
 
 from hocket import SGD, Constant
-from hocket.runtime.net.store import Store
+from hocket.runtime.net.store_server import StoreServer
 
 TESTS = Path(__file__).parents[1]
-ATTACHED = [c for c in PARALLEL if not c.strategy.needs_scores]  # the others are refused
+TOKEN = b"0123456789abcdef0123456789abcdef"
+ATTACHED = [  # the others are refused
+    c
+    for c in PARALLEL
+    if not c.divides and not c.strategy.needs_scores and not c.strategy.needs_attendance
+]
 SAME = [c for c in ATTACHED if c.strategy.synchronous and c.loop_is_run]
 OTHERS = [c for c in ATTACHED if c not in SAME]
 
@@ -34,15 +40,18 @@ def launch(out: Path, learners: int, **options: Any) -> list[int | None]:
     out.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hocket.runtime.launch.learner_process"])
-    store = Store.serve("127.0.0.1", 60.0)
+    server = StoreServer.nearby(TOKEN)
     processes = [
-        context.Process(target=attached.learner, args=(r, learners, store.port, out, options))
+        context.Process(
+            target=attached.learner, args=(r, learners, server.address, TOKEN, out, options)
+        )
         for r in range(learners)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(100)
+    server.close()
     doomed = {fault["rank"] for fault in options.get("faults", [])}
     codes = [process.exitcode for process in processes]
     assert codes == [-9 if rank in doomed else 0 for rank in range(learners)]
@@ -81,12 +90,16 @@ def settings(case: Case) -> dict[str, Any]:
     return {"name": case.strategy.name, **case.strategy.parameters()}
 
 
-@pytest.mark.parametrize("case", SAME, ids=lambda c: c.id)
+def coding(case: Case) -> dict[str, Any]:
+    return {"name": case.codec.name, **asdict(case.codec)}
+
+
+@sparingly(SAME)
 def test_two_processes_equal_the_simulator_on_the_same_data(case: Case, tmp_path: Path) -> None:
-    launch(tmp_path, 2, strategy=settings(case))
+    launch(tmp_path, 2, strategy=settings(case), codec=coding(case))
     twin = simulated(
         attached.task(),
-        case.strategy,
+        case,
         2,
         optimizer=SGD(lr=0.01, momentum=0.9),
         schedule=Constant(epochs=2, lr_compensation="none"),
@@ -96,10 +109,10 @@ def test_two_processes_equal_the_simulator_on_the_same_data(case: Case, tmp_path
     assert same(one, dict(twin.model))
 
 
-@pytest.mark.parametrize("case", OTHERS, ids=lambda c: c.id)
+@sparingly(OTHERS)
 def test_all_load_one_model_at_the_end(case: Case, tmp_path: Path) -> None:
     """Leaving the loop makes one more exchange, so the last steps reach a centre, too."""
-    launch(tmp_path, 2, strategy=settings(case), rate=0.05)
+    launch(tmp_path, 2, strategy=settings(case), codec=coding(case), rate=0.05)
     one, other = models(tmp_path)
     assert same(one, other)
     assert dev_loss(one) < 0.8 * dev_loss(attached.build().state_dict())
@@ -179,23 +192,45 @@ def test_saved_and_loaded_it_goes_on_as_before(tmp_path: Path) -> None:
     assert same(models(tmp_path / "whole")[0], models(tmp_path / "rest")[0])
 
 
-@pytest.mark.parametrize("case", ATTACHED, ids=lambda c: c.id)
+@sparingly([c for c in ATTACHED if c.survives])
 def test_a_killed_learner_does_not_stop_the_others(case: Case, tmp_path: Path) -> None:
     launch(tmp_path, 3, strategy=settings(case), faults=[{"rank": 1, "at_draw": 3}])
     went_on(tmp_path)
 
 
+def test_a_loop_cannot_settle_what_nobody_vouches_for_either(tmp_path: Path) -> None:
+    """Rule 10 of the contract holds under a loop of one's own, too."""
+    context = multiprocessing.get_context("forkserver")
+    server = StoreServer.nearby(TOKEN)
+    options = {"strategy": {"name": "hearsay"}}
+    processes = [
+        context.Process(
+            target=attached.learner, args=(r, 2, server.address, TOKEN, tmp_path, options)
+        )
+        for r in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    server.close()
+    told = [path.read_text() for path in tmp_path.glob("error-*.txt")]
+    assert any("no collective of all learners has been completed" in one for one in told)
+
+
 def test_whoever_has_left_does_not_wait_for_ever_for_one_that_froze(tmp_path: Path) -> None:
     """An asynchronous learner that has left answers the others; one of them never moves again."""
     context = multiprocessing.get_context("forkserver")
-    store = Store.serve("127.0.0.1", 60.0)
+    server = StoreServer.nearby(TOKEN)
     options = {
         "strategy": {"name": "adpsgd", "partner_timeout_s": 0.5},
         "faults": [{"rank": 1, "at_draw": 3, "how": "freeze"}],
         "timeout_s": 4.0,
     }
     processes = [
-        context.Process(target=attached.learner, args=(r, 3, store.port, tmp_path, options))
+        context.Process(
+            target=attached.learner, args=(r, 3, server.address, TOKEN, tmp_path, options)
+        )
         for r in range(3)
     ]
     for process in processes:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket import ADPSGD, DNN, SGD, AsyncEASGD, Cluster, Constant, Strategy, Synthetic, api
+from hocket import ADPSGD, ASGD, DNN, SGD, AsyncEASGD, Cluster, Constant, Strategy, Synthetic, api
 from hocket.core.packing import from_buffer, to_parts
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.net.handover import SMALLEST, Handover
@@ -154,7 +154,17 @@ def test_no_descriptor_is_left_behind() -> None:
     assert count() == before
 
 
-@pytest.mark.parametrize("strategy", [ADPSGD(), AsyncEASGD(sync_every=2)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ADPSGD(),
+        AsyncEASGD(sync_every=2),
+        ASGD(servers=1),
+        ASGD(servers=2, accumulate=2, softsync=2, delay_compensation=0.04),
+        ASGD(servers=0, overlap=0),
+    ],
+    ids=["adpsgd", "async-easgd", "asgd", "asgd-shards", "asgd-shared"],
+)
 def test_large_models_arrive_as_they_were_sent(strategy: Strategy[Any], tmp_path: Path) -> None:
     """A real run, played again in the simulator, ends with the same model: no slot was spoilt."""
     experiment = Experiment(

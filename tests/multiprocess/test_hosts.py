@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import hocket
 from hocket.errors import ConfigError
 from hocket.runtime.launch.hosts import LearnerHost
+from hocket.runtime.net.store import Place
 
 needs_network = pytest.mark.skipif(
     not network.available(), reason="needs the privilege to make network namespaces"
@@ -61,7 +62,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 
 @needs_network
-def test_two_hosts_give_the_simulators_model_to_the_bit(pair: network.Pair, tmp_path: Path) -> None:
+def test_two_hosts_give_the_simulated_model_bit_for_bit(pair: network.Pair, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = ["strategy.name=kstep", "strategy.sync_every=3", "schedule.epochs=2"]
     ends = finish(train(pair, out, *more))
@@ -95,6 +96,39 @@ def test_a_learner_killed_on_another_host_is_lost_and_the_run_goes_on(
     summary = rows(out)[-1]
     assert summary["frames"] == 40 * 4000, "the ledger closes"
     assert [one["lost"] for one in summary["learners"]].count(True) == 1
+
+
+@needs_network
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("servers", ["", "strategy.servers=2"])
+def test_servers_stand_on_several_hosts(servers: str, pair: network.Pair, tmp_path: Path) -> None:
+    """Every learner serves unless told otherwise; servers of their own are dealt to the hosts."""
+    out = tmp_path / "run"
+    more = ("strategy.name=asgd", "schedule.epochs=4", *filter(None, [servers]))
+    finish(train(pair, out, *more))
+    summary = rows(out)[-1]
+    assert summary["frames"] + summary["discarded_frames"] == 4 * 4000, "the ledger closes"
+    assert [one["rank"] for one in summary["attendants"]] == ([4, 5] if servers else [])
+    said = [r["text"] for r in rows(out) if r["event"] == "note"]
+    who = "rank 5 (a rank of its own) serves" if servers else "rank 3 (a learner) serves"
+    assert any(who in text for text in said)
+
+
+@needs_network
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_server_killed_on_another_host_ends_the_run(pair: network.Pair, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = ("strategy.name=asgd", "strategy.servers=2", "schedule.epochs=400")
+    processes = train(pair, out, *more, "runtime.checkpoint_every=1")
+    wait_for(lambda: any(out.glob("checkpoints/[0-9]*")))
+    served = max(learners_below(processes[1]), key=lambda p: p.pid)  # it is started last
+    served.kill()
+    told = [process.communicate(timeout=120) for process in processes]
+    assert all(process.returncode != 0 for process in processes)
+    assert any("rank 5" in err and "--resume" in err for _, err in told), told
+    assert not any(r["event"] == "summary" for r in rows(out))
 
 
 @needs_network
@@ -145,15 +179,18 @@ def test_the_run_stops_for_a_host_that_is_cut_off_if_asked_to(
 
 
 def test_learners_are_shared_out_over_hosts() -> None:
-    def ranks(learners: int, hosts: int) -> list[list[int]]:
+    def ranks(learners: int, hosts: int, attendants: int = 0) -> list[list[int]]:
         store: Any = None
+        place = Place("", b"")
         return [
-            list(LearnerHost(n, hosts, store, "", 0, "", 10.0).ranks(learners))
+            LearnerHost(n, hosts, store, place, 10.0).ranks(learners, attendants)
             for n in range(hosts)
         ]
 
     assert ranks(4, 2) == [[0, 1], [2, 3]]
     assert ranks(5, 2) == [[0, 1], [2, 3, 4]]
     assert [rank for host in ranks(7, 3) for rank in host] == list(range(7))
+    assert ranks(4, 2, 1) == [[0, 1, 4], [2, 3]]
+    assert ranks(4, 2, 3) == [[0, 1, 4, 6], [2, 3, 5]]
     with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be divided among 2 hosts"):
         ranks(1, 2)

@@ -59,7 +59,7 @@ def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_two_interrupts_end_the_program(program: subprocess.Popen[str], tmp_path: Path) -> None:
     os.kill(program.pid, signal.SIGINT)  # as `timeout` does: first the child, then its group
     os.killpg(program.pid, signal.SIGINT)
-    assert program.wait(timeout=60) == 130
+    assert program.wait(timeout=60) in (130, -signal.SIGINT)  # the second may strike at the exit
     assert len(list((tmp_path / "touched").iterdir())) < 1000
 
 

@@ -12,13 +12,27 @@ from conformance.cases import CASES
 from helpers.strategies import Gossip
 from helpers.tasks import Quadratic, Slow
 
-from hocket import ADPSGD, SGD, AllReduceSGD, Cluster, Constant, KStep, Result, Strategy, api
+from hocket import (
+    ADPSGD,
+    ASGD,
+    SGD,
+    AllReduceSGD,
+    Cluster,
+    Constant,
+    KStep,
+    Pipeline,
+    Result,
+    Strategy,
+    api,
+)
 from hocket.cli.main import main
+from hocket.core.codec import FLOAT32
 from hocket.errors import ConfigError, DeadlockError
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.real.faults import Fault
 
-ASYNCHRONOUS = [c.strategy for c in CASES if not c.strategy.synchronous]
+FREE = [c for c in CASES if not (c.strategy.synchronous or c.strategy.in_fixed_order)]
+ASYNCHRONOUS = [c.strategy for c in FREE if c.codec is FLOAT32]
 
 
 def experiment(strategy: Strategy[Any], learners: int = 4, **more: Any) -> Experiment:
@@ -26,7 +40,7 @@ def experiment(strategy: Strategy[Any], learners: int = 4, **more: Any) -> Exper
     return Experiment(
         Slow(num_items=40, seconds=0.003, uneven=True),
         strategy,
-        SGD(lr=0.02, momentum=0.9),
+        SGD(lr=0.002 if isinstance(strategy, ASGD) else 0.02, momentum=0.9),
         Constant(epochs=3),
         options=RuntimeOptions(**options | more),
     )
@@ -70,6 +84,8 @@ def test_what_cannot_be_played_again_is_refused(tmp_path: Path) -> None:
         replayed(experiment(ADPSGD()), run)
     with pytest.raises(ConfigError, match="'kstep' is synchronous"):
         replayed(experiment(KStep()), run)
+    with pytest.raises(ConfigError, match="'pipeline' has a fixed order"):
+        replayed(experiment(Pipeline(stages=1), 1), run)
     api.run_real(experiment(ADPSGD(), trace=False), run, progress=False)
     with pytest.raises(ConfigError, match=r"trace-0\.jsonl is missing: .*runtime\.trace = true"):
         replayed(experiment(ADPSGD()), run)

@@ -105,7 +105,7 @@ def test_bad_commands(
     places["T"] = data / "train" / "text"
     before = sorted(tmp_path.rglob("*"))
     status = main([str(places.get(a, tmp_path / a if a in "XI" else a)) for a in args])
-    assert status in (1, 2)
+    assert status == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
     for words in says:
@@ -138,7 +138,7 @@ def test_bad_settings_in_a_tasks_folder(
         rows = len(store.FeatureStore(experiment / "features" / split, "mfcc").x)
         np.save(experiment / "alignment" / f"{split}.npy", np.zeros(rows, np.int32))
     (experiment / "train.toml").write_text(toml)
-    assert main(["train", str(experiment), "--out", str(tmp_path / "run"), "--quiet"]) in (1, 2)
+    assert main(["train", str(experiment), "--out", str(tmp_path / "run"), "--quiet"]) == 2
     said = capsys.readouterr().err
     for words in says:
         assert words in said

@@ -70,7 +70,7 @@ def test_interrupted_steps_are_done_again(tmp_path: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("hocket.speech.prepare.write_store", interrupted)
+        patch.setattr("hocket.speech.stages.write_store", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path)
     assert prepare(tmp_path) == {}

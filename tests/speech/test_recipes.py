@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ import hocket
 from hocket import config
 from hocket.cli.main import main
 from hocket.cli.recipe import digest, main as recipe_main
+from hocket.errors import DivergedError
+from hocket.report.runs import read_run
 from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.features.spectral import num_dims
 from hocket.speech.gmm.training import GMMOptions
@@ -113,6 +116,7 @@ def test_a_tasks_folder_brings_its_settings(tmp_path: Path) -> None:
     assert "final_factor" not in tables["schedule"]
 
 
+@pytest.mark.long
 def test_a_recipe_makes_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The smallest that can be aligned; then it is there, and the same command says so."""
     recipe = dataclasses.replace(
@@ -179,7 +183,8 @@ def test_the_table_runs_every_strategy_and_keeps_what_is_done(
     monkeypatch.setattr(table, "STRATEGIES", {k: STRATEGIES[k] for k in ("sequential", "kstep")})
     out = tmp_path / "results"
     arguments = ["table", "--tasks", str(tmp_path / "exp"), "--out", str(out), "--learners", "2"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--seeds", "2", "--epochs", "1", "--jobs", "1"])
+    arguments += ["--seeds", "2", "--epochs", "1", "--jobs", "1", "--budget-s", "0.001"]
+    monkeypatch.setattr("sys.argv", arguments)
     with monkeypatch.context() as patch:  # Ctrl-C: a stopped run is neither decoded nor believed
         stopped = type("Stopped", (), {"stopped": True})
         patch.setattr(table.hocket, "simulate", lambda *_, **__: stopped)
@@ -187,10 +192,65 @@ def test_the_table_runs_every_strategy_and_keeps_what_is_done(
         assert not decoded
     assert table.main() == 0
     text = (out / "table.md").read_text()
-    assert text.count("`sequential` | 1 | 1.0 |") == 2  # on sweep and on assistant
-    assert text.count("`kstep` | 2 |") == 2
+    assert text.count("`sequential` | 1 | rate x ") == 3  # twice on sweep, once on assistant
+    assert text.count("`kstep` | 2 | rate x ") == 3
     assert "±" in text
-    assert text.count("12.0%") == 6
-    assert len(decoded) == 6  # 2 x 2 seeds, and one each on assistant
+    assert "12.0%" in text
+    assert "1.0 (of 2.0)" in text, "a run of equal time costs more than a thousandth of a second"
+    tuning = [path for path in (out / "sweep").iterdir() if path.name.endswith("seed0")]
+    assert len(tuning) == 3 + 6  # rates; rates times two K
+    judged = {path.name for path in decoded}
+    assert not any(name.endswith("seed0") for name in judged), "the tuning seed is not shown"
+    assert len(decoded) == 6  # 2 x 2 seeds, and one each on assistant; equal time: the same runs
     assert table.main() == 0
     assert len(decoded) == 6  # nothing is done twice
+
+
+def test_the_table_gives_every_method_the_time_of_a_sequential_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two learners see twice the frames, if the runs may cost that much; a diverged run is kept."""
+    table = module(RECIPES / "table.py")
+    task = prepared(tmp_path / "exp" / "sweep")
+    (task / "train.toml").write_text(TOML)
+
+    class Made:
+        def make(self, out: Path) -> None:
+            assert out == task
+
+    def no_words(run: Path, **_: object) -> None:
+        errors = {"words": 100, "substitutions": 12, "deletions": 0, "insertions": 0}
+        (run / "decode").mkdir()
+        score = {"errors": errors, "low": 0.1, "high": 0.2}
+        (run / "decode" / "result.json").write_text(json.dumps({"score": score}))
+
+    monkeypatch.setattr(table, "recipe_of", lambda name: Made())
+    monkeypatch.setattr(table, "decode_run", no_words)
+    real, tried = table.hocket.simulate, []
+
+    def fragile(task: str, **given: Any) -> hocket.Result:
+        tried.append(given)
+        if given["optimizer"]["lr"] > 0.25:
+            raise DivergedError("too fast")
+        result: hocket.Result = real(task, **given)
+        return result
+
+    monkeypatch.setattr(table.hocket, "simulate", fragile)
+    monkeypatch.setattr(table, "FACTORS", (1.0, 2.0))
+    out = tmp_path / "results"
+    arguments = ["table", "--tasks", str(task.parent), "--out", str(out), "--learners", "2"]
+    arguments += ["--seeds", "1", "--jobs", "1", "--only", "sweep", "--strategies", "allreduce"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--budget-s", "1000"])
+    assert table.main() == 0
+    text = (out / "table.md").read_text()
+    assert "the time of a sequential run of 2 epochs" in text
+    frames = {
+        path.name: read_run(path).summary["frames"]
+        for path in (out / "sweep").iterdir()
+        if path.name.endswith("seed1")
+    }
+    assert frames["sequential-1-x1-epochs2-seed1"] == 1200
+    assert frames["allreduce-2-x1-epochs4-seed1"] == 2400
+    done = len(tried)
+    assert table.main() == 0
+    assert len(tried) == done, "what diverged is not tried again"

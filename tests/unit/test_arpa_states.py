@@ -13,13 +13,13 @@ import pytest
 
 from hocket.speech.decode.decoding import Search, decode_one
 from hocket.speech.errors import SpeechError
-from hocket.speech.gmm.senones import Senones
 from hocket.speech.graph.arcs import Arcs
 from hocket.speech.graph.arpa import arpa_words, read_arpa
 from hocket.speech.graph.graph import decoding_graph
 from hocket.speech.graph.language import LanguageSource
 from hocket.speech.graph.lexicon import Lexicon
 from hocket.speech.graph.lm import END, START, NGram, estimate
+from hocket.speech.graph.senones import Senones
 from hocket.speech.graph.states import LOOP_SCALE, with_loops
 
 SENTENCES = [["a", "b"], ["a", "b", "a"], ["b"], ["a", "c", "b"]]

@@ -12,11 +12,12 @@ from conformance.cases import CASES, Case
 from torch import nn
 
 import hocket
-from hocket import EASGD, AdaptiveKStep, AllReduceSGD, KStep
-from hocket.attach import UsersOptimizer
+from hocket import ASGD, EASGD, AdaptiveKStep, AllReduceSGD, KStep
+from hocket.core.codec import FLOAT32
 from hocket.core.learner import Learner
 from hocket.core.strategy import State
 from hocket.errors import ConfigError
+from hocket.optim.users_optimizer import UsersOptimizer
 
 
 def network() -> nn.Module:
@@ -63,7 +64,14 @@ def loop(kind: str, strategy: Any = None, accumulate: int = 1) -> dict[str, torc
     return {k: v.clone() for k, v in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.one_learner_is_sgd], ids=lambda c: c.id)
+ALONE = [
+    c
+    for c in CASES
+    if c.one_learner_is_sgd and c.codec is FLOAT32 and not c.strategy.needs_attendance
+]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda c: c.id)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_alone_it_is_the_plain_loop_bit_for_bit(case: Case, kind: str, accumulate: int) -> None:
@@ -103,7 +111,7 @@ def test_misuse_is_named() -> None:
         hocket.attach(model, torch.optim.Adam(model.parameters()), lr="sequential")
     with pytest.raises(ConfigError, match=r"\['epochs'\] has no effect"):
         hocket.attach(model, optimizer, epochs=3)
-    with pytest.raises(ConfigError, match="led by held-out loss"):
+    with pytest.raises(ConfigError, match="follows the held-out loss"):
         hocket.attach(model, optimizer, strategy=AdaptiveKStep())
     with pytest.raises(ConfigError, match="the velocity is the strategy's"):
         hocket.attach(
@@ -113,6 +121,25 @@ def test_misuse_is_named() -> None:
         )
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
         hocket.attach(model, optimizer, rank=0, world_size=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"servers": 1},
+        {"servers": 0, "warm_start_frames": 10},
+        {"servers": 0, "barrier_frames": 10},
+    ],
+    ids=["servers", "warm start", "barrier"],
+)
+def test_asgd_in_a_loop_of_ones_own_lets_learners_serve_and_nobody_wait(
+    options: dict[str, Any],
+) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"lets ranks wait for others.*\(servers = 0\)"):
+        hocket.attach(model, optimizer, strategy=ASGD(**options))
+    assert hocket.attach(model, optimizer, strategy=ASGD(servers=0))
 
 
 def test_a_state_in_the_middle_of_a_block_is_refused() -> None:

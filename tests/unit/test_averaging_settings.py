@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+from helpers.runs import simulated
 from helpers.tasks import Quadratic
 
 from hocket import (
@@ -22,7 +23,7 @@ from hocket import (
     Strategy,
     config,
 )
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, DivergedError
 from hocket.experiment import Experiment, RuntimeOptions
 
 EVEN = Quadratic(num_items=24)
@@ -33,7 +34,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("K = 0", lambda: EASGD(sync_every=0), "sync_every must be at least 1"),
     ("K = 0", lambda: ADMM(sync_every=0), "sync_every must be at least 1"),
     ("policy", lambda: KStep(local_momentum="mix"), "keep, reset, average, not 'mix'"),  # type: ignore[arg-type]
-    ("eta = 1", lambda: BMUF(block_momentum=1.0), "the model runs away"),
+    ("eta = 1", lambda: BMUF(block_momentum=1.0), "the model diverges"),
     ("eta < 0", lambda: BMUF(block_momentum=-0.1), r"must be in \[0, 1\)"),
     ("zeta = 0", lambda: BMUF(block_lr=0.0), "block_lr must be above 0"),
     ("warm < 0", lambda: BMUF(warm_start_frames=-1), "warm_start_frames must be at least 0"),
@@ -67,7 +68,7 @@ def built(strategy: Strategy[Any], learners: int = 4, **more: Any) -> Experiment
 
 COMBINATIONS: list[tuple[Strategy[Any], dict[str, Any], str]] = [
     (EASGD(moving_rate=0.4), {}, r"alpha \+ P alpha = 2 must stay below 2"),
-    (AsyncEASGD(moving_rate=1.0), {}, "thrown beyond the centre"),
+    (AsyncEASGD(moving_rate=1.0), {}, "would overshoot the centre"),
     (EASGD(momentum=0.9), {"optimizer": SGD(momentum=0.9)}, "the velocity is the strategy's"),
     (EASGD(momentum=0.9), {"optimizer": SGD(weight_decay=0.1)}, "the velocity is the strategy's"),
     (EASGD(momentum=0.9), {"optimizer": AdamW()}, "the velocity is the strategy's"),
@@ -106,3 +107,19 @@ def test_diloco_brings_its_own_optimizer_and_rate() -> None:
     plain = config.build_parts({"strategy": {"name": "diloco"}, "optimizer": {"name": "sgd"}})
     assert isinstance(plain["optimizer"], SGD)
     assert built(DiLoCo(), optimizer=SGD()).lr_factor() == 1.0
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_balancing_keeps_the_local_step_of_admm_stable(
+    capped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cap on gamma rho, balancing drives the penalty up until the run diverges."""
+    task, schedule = Quadratic(num_items=23, uneven=True), Constant(epochs=30)
+    more: dict[str, Any] = {"schedule": schedule, "optimizer": SGD(lr=0.02)}
+    if capped:
+        result = simulated(task, ADMM(sync_every=3), 16, **more)
+        assert abs(result.model["w"].numpy() - task.optimum).max() < 0.1
+        return
+    monkeypatch.setattr("hocket.strategies.admm.STABLE", float("inf"))
+    with pytest.raises(DivergedError):
+        simulated(task, ADMM(sync_every=3), 16, **more)

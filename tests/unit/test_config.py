@@ -26,7 +26,7 @@ def experiment(*settings: str) -> object:
         (["strategy.name=kstp"], "'kstp' is not known.*Did you mean 'kstep'.*There are: seq"),
         (["strategy.name=kstep", "strategy.sync_every=0"], "sync_every must be at least 1, not 0"),
         (["strategy.name=kstep", "strategy.sync_every=2.5"], "a whole number, not 2.5"),
-        (["strategy.name=allreduce", "strategy.sync_every=4"], "unknown key.*Valid keys: none"),
+        (["strategy.name=sequential", "strategy.sync_every=4"], "unknown key.*Valid keys: none"),
         (["strtegy.name=kstep"], "table 'strtegy' is not known.*Did you mean 'strategy'"),
         (["strategy"], "table.key=value"),
         (["runtime.learners=2"], "'sequential' runs on at most 1 learner"),
@@ -45,7 +45,7 @@ def experiment(*settings: str) -> object:
         ),
         (["schedule.name=newbob", "schedule.end_halving=0.5"], "end_halving must lie between"),
         (["schedule.epochs=0"], "schedule.epochs must be at least 1"),
-        (["codec.name=onebit"], "codec.name 'onebit' is not known"),
+        (["codec.name=onebyte"], "codec.name 'onebyte' is not known"),
         (["task.noise=0"], "task.noise must be above 0"),
         (["task.num_classes=2"], "num_classes must be at least 4"),
         (["task.nam=synthetic"], "Did you mean|unknown key 'nam'"),
@@ -62,6 +62,11 @@ def test_bad_options_are_refused_by_name(settings: list[str], message: str) -> N
     ("text", "message"),
     [
         ("[[hosts]]\ncount = 0", "hosts.count must be at least 1"),
+        (
+            "[[hosts]]\nlearners = 0",
+            "hosts.learners must be at least 1, not 0, or 0 on a host that",
+        ),
+        ("[[hosts]]\nlearners = 0\nattendants = 2", "all .* have 0 of them"),
         ("[[hosts]]\nspeed = 3.0", "unknown key 'speed'"),
         ("[[hosts]]\nframes_per_s = -1", "frames_per_s must be above 0"),
         ("[[slow]]\nrank = 3\nfactor = 2.0", r"names rank 3, but the cluster has ranks 0 to 0"),
@@ -226,5 +231,5 @@ def test_mistakes_in_python_are_named(arguments: dict[str, object], message: str
 def test_files_that_are_not_text_are_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(b"\xff\xfe[task]")
-    with pytest.raises(ConfigError, match=r"bad.toml: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"bad.toml: .*not UTF-8"):
         config.read(path)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.runs import (
+    real,
     simulated,
     simulator,
     uneven,
@@ -219,7 +220,18 @@ class Undeclared(SGP):
     uses_messages: ClassVar[bool] = False
 
 
-def test_the_simulator_refuses_messages_that_are_not_declared() -> None:
-    """As real processes do, which open no mailbox without it."""
+@dataclass(frozen=True)
+class UndeclaredReceiver(Undeclared):
+    """Waits for a message first."""
+
+    async def run(self, me: Learner, state: Any) -> Any:
+        await me.recv("never sent")
+        return state
+
+
+@pytest.mark.parametrize("strategy", [Undeclared(), UndeclaredReceiver()])
+@pytest.mark.parametrize("world", [simulated, real])
+def test_messages_that_are_not_declared_are_refused(world: Any, strategy: Any) -> None:
+    """At once: no mailbox is open, so a receive would wait for its time limit."""
     with pytest.raises(ContractError, match=r"'sgp' is synchronous .* `uses_messages = True`"):
-        simulated(Quadratic(), Undeclared(), 2)
+        world(Quadratic(), strategy, 2)

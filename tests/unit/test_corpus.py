@@ -168,6 +168,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.long
 def test_every_voice_says_the_same_whatever_the_time_of_day() -> None:
     """espeak-ng seeds its noise with the second in which it starts."""
     heard = []

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from helpers.runs import real, same_model, simulated
-from helpers.tasks import Quadratic, acoustic
-from torch import nn
+from helpers.tasks import Quadratic, Steep, acoustic
 
-from hocket import SGD, AllReduceSGD, Constant, KStep, Loss, Sequential, Strategy, api
+from hocket import SGD, AllReduceSGD, Constant, KStep, Sequential, Strategy, api
 from hocket.core import device
 from hocket.errors import ConfigError, DivergedError, LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
@@ -57,18 +55,6 @@ def test_both_worlds_agree_in_bfloat16_too(strategy: Strategy[Any]) -> None:
     a = simulated(acoustic(), strategy, 2, **LOW)
     b = real(acoustic(), strategy, 2, **LOW)
     assert same_model(a, b)
-
-
-@dataclass(frozen=True)
-class Steep(Quadratic):
-    """One item's loss is fine, but its gradient is infinite."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
-        usual = super().loss(model, batch)
-        if torch.equal(batch, self.load("train", self.items("train")[3], 0)):
-            zero = next(model.parameters()).sum() * 0.0
-            return Loss(usual.total + zero.sqrt(), usual.frames)
-        return usual
 
 
 @pytest.mark.parametrize("learners", [1, 2, 4])

@@ -10,11 +10,12 @@ from helpers.runs import simulator
 from helpers.tasks import Quadratic
 
 from hocket import Cluster, Sequential
-from hocket.core import effects
+from hocket.core import effects, stage_effects
 from hocket.core.effects import Effect
 from hocket.errors import ContractError
 from hocket.experiment import Experiment
 from hocket.runtime.net.store import Store
+from hocket.runtime.net.store_server import StoreServer
 from hocket.runtime.real.process import ProcessRuntime
 from hocket.runtime.real.user_loop import LoopRuntime, UserLoop
 from hocket.runtime.shared import boundary_effects
@@ -29,7 +30,7 @@ def effects_in(module: Any) -> set[type[Effect[Any]]]:
     }
 
 
-FOR_STRATEGIES = effects_in(effects)
+FOR_STRATEGIES = effects_in(effects) | effects_in(stage_effects)
 FOR_BOUNDARIES = effects_in(boundary_effects)
 
 
@@ -42,7 +43,8 @@ def simulated() -> Trampoline:
 
 
 def real() -> Trampoline:
-    store = Store.serve("127.0.0.1", timeout_s=10.0)
+    server = StoreServer.nearby(bytes(32))
+    store = Store.connect(server.address, server.token, timeout_s=10.0)
     return ProcessRuntime(experiment(), 0, store, "127.0.0.1", lambda event: None)
 
 

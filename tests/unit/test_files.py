@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +19,6 @@ from hocket.support.files import (
     put_back_replaced,
     sync,
     write_atomically,
-    write_durably,
 )
 
 
@@ -68,10 +69,29 @@ def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_and_folders_can_be_synced(tmp_path: Path) -> None:
-    write_durably(tmp_path / "run.json", "{}")
+def test_files_and_folders_can_be_synced(tmp_path: Path, synced: list[Path]) -> None:
+    (tmp_path / "run.json").touch()
+    sync(tmp_path / "run.json")
     sync(tmp_path)
-    assert (tmp_path / "run.json").read_text() == "{}"
+    assert synced == [tmp_path / "run.json", tmp_path]
+
+
+def test_a_folder_that_ends_with_its_run_is_not_waited_for(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    for durable in (False, True):
+        move_folder(folder(tmp_path / "staging", "new"), tmp_path / "final", durable=durable)
+        assert synced == ([tmp_path] if durable else [])
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files and folders that were waited for."""
+    waited: list[Path] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: waited.append(Path(f"/proc/self/fd/{fd}").resolve())
+    )
+    return waited
 
 
 def folder(path: Path, text: str) -> Path:
@@ -92,7 +112,7 @@ def test_a_folder_moved_aside_is_put_back_unless_another_took_its_place(tmp_path
     folder(tmp_path / ".one.replaced", "old")
     folder(tmp_path / ".two.replaced", "old")
     folder(tmp_path / "two", "new")
-    put_back_replaced(tmp_path)
+    put_back_replaced(tmp_path, re.compile(r"\..*"))
     pages = {path.parent.name: path.read_text() for path in tmp_path.glob("*/page")}
     assert pages == {"one": "old", "two": "new"}
     assert len(list(tmp_path.iterdir())) == 2

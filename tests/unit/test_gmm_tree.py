@@ -13,7 +13,14 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 
 from hocket.speech.errors import SpeechError
 from hocket.speech.gmm.gmm import GMM, NEVER, single_gaussians, split, update
-from hocket.speech.gmm.senones import ContextStats, Senones, Split, grow, log_likelihood, questions
+from hocket.speech.graph.senones import (
+    ContextStats,
+    Senones,
+    Split,
+    grow,
+    log_likelihood,
+    questions,
+)
 
 
 def random_gmm(pdfs: int = 4, slots: int = 3, dims: int = 5) -> GMM:

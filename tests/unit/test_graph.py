@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hocket.speech.decode.decoding import Decoder, Search, Setting, Tuning, decode_one
+from hocket.speech.decode.decoding import Decoder, Search, Setting, decode_one
+from hocket.speech.decode.tuning import Tuning
 from hocket.speech.errors import SpeechError
 from hocket.speech.gmm.alignment import best_path, phone_spans
-from hocket.speech.gmm.senones import Senones, Split
 from hocket.speech.graph.graph import (
     Graph,
     alignment_graph,
@@ -23,6 +23,7 @@ from hocket.speech.graph.graph import (
 )
 from hocket.speech.graph.lexicon import Lexicon
 from hocket.speech.graph.lm import estimate
+from hocket.speech.graph.senones import Senones, Split
 
 LEXICON = Lexicon(
     {
@@ -217,18 +218,24 @@ def test_phones_are_read_off_an_alignment() -> None:
 class FakeDecoder(Decoder):
     """Errors as a function of the setting; one word per error."""
 
-    def __init__(self, errors: Any) -> None:
+    def __init__(self, errors: Any, size: int = 1) -> None:
         self.errors_of = errors
+        self.size = size
         self.asked: list[Setting] = []
 
     def decode(
-        self, split: str, settings: Sequence[Setting], title: str | None = None
+        self,
+        split: str,
+        settings: Sequence[Setting],
+        title: str | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[dict[str, list[str]]]:
         self.asked += settings
-        return [{"u": ["x"] * round(self.errors_of(s))} for s in settings]
+        names = [f"u{n}" for n in numbers or range(self.size)]
+        return [{name: ["x"] * round(self.errors_of(s)) for name in names} for s in settings]
 
     def references(self, split: str) -> dict[str, list[str]]:
-        return {"u": []}
+        return {f"u{n}": ["x"] for n in range(self.size)}
 
 
 @pytest.mark.parametrize(("scale", "penalty"), [(0.1, 0.0), (0.02, -5.0), (0.9, 4.0)])
@@ -243,6 +250,25 @@ def test_the_grid_is_widened_until_the_best_lies_inside(scale: float, penalty: f
     scales = sorted({s.scale for s in tuning.errors})
     assert scales[0] < tuning.best.scale < scales[-1]
     assert len(decoder.asked) == len(set(decoder.asked))  # nothing is decoded twice
+
+
+def test_a_large_dev_set_is_tuned_on_for_the_price_of_two_and_a_half_decodings() -> None:
+    def errors(s: Setting) -> float:
+        return float(20 + 40 * np.log(s.scale / 0.06) ** 2 + 0.5 * (s.penalty - 1.3) ** 2)
+
+    large = FakeDecoder(errors, size=8000)
+    tuning = Tuning(large).run()
+    assert tuning.inside
+    assert len(tuning.numbers) == 2000
+    assert len(large.asked) == len(tuning.errors)
+    assert tuning.decodings == len(large.asked) / 4 <= 2.5
+    assert tuning.best.scale == pytest.approx(0.06, rel=0.1)
+    assert tuning.best.penalty == pytest.approx(1.3, abs=0.4)
+    assert len(Tuning(FakeDecoder(errors, size=1000)).numbers) == 1000  # too few to leave any out
+    assert len(Tuning(FakeDecoder(errors, size=2500)).numbers) == 1250
+    runaway = Tuning(FakeDecoder(lambda s: 1000 - 100 * np.log(s.scale), size=8000)).run()
+    assert runaway.decodings <= 2.5
+    assert not runaway.inside
 
 
 def test_an_optimum_that_runs_away_is_reported() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import hocket
+from hocket import LSTM
 from hocket.errors import ConfigError, ContractError
 from hocket.optim import NGSGD
 from hocket.optim.natural_gradient.in_backward import tightened
@@ -28,6 +29,23 @@ def test_equals_stepping_afterwards(bias: bool) -> None:
     train(early, NGSGD(early, lr=0.3, in_backward=True, **FREE), range(30))
     train(late, NGSGD(late, lr=0.3, **FREE), range(30))
     assert moved(values(network(bias)), values(late)) > 0.5
+    torch.testing.assert_close(values(early), values(late), rtol=1e-9, atol=1e-11)
+
+
+def test_the_gates_of_an_lstm_step_there_too() -> None:
+    """The way back through time reads the recurrent weights before the step changes them."""
+    torch.manual_seed(0)
+    early = LSTM(layers=2, cells=4, projection=3).network(5, 3).double()
+    nn.init.normal_(early.output.weight)
+    late, before = copy.deepcopy(early), copy.deepcopy(early)
+    x = torch.randn(10, 2, 12, 5, dtype=torch.float64)
+    for model, in_backward in ((early, True), (late, False)):
+        optimizer = NGSGD(model, lr=0.3, in_backward=in_backward, **FREE)
+        for sequences in x:
+            optimizer.zero_grad()
+            model(sequences).log_softmax(-1)[..., 0].mean().neg().backward()
+            optimizer.step()
+    assert moved(values(before), values(late)) > 0.1
     torch.testing.assert_close(values(early), values(late), rtol=1e-9, atol=1e-11)
 
 
@@ -182,7 +200,7 @@ def test_a_frozen_bias_and_a_frozen_layer_stay() -> None:
     assert torch.equal(last.weight, kept)
 
 
-def test_rates_may_be_scheduled_and_a_saved_state_goes_on_to_the_bit() -> None:
+def test_rates_may_be_scheduled_and_a_saved_state_goes_on_bit_for_bit() -> None:
     def begin(model: nn.Module) -> tuple[NGSGD, Any]:
         optimizer = NGSGD(model, lr=0.4, in_backward=True)
         return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)

@@ -80,11 +80,11 @@ def test_learners_join_the_work_one_after_the_other() -> None:
 def test_learners_that_join_late_are_not_called_slow() -> None:
     result = run(Kaldi(sync_every=2, **PLAIN))
     assert result.learners[3].frames < 0.5 * result.learners[0].frames
-    assert slow_learner(result) is None
+    assert slow_learner(result.learners) is None
 
 
 def test_without_a_ramp_and_its_other_switches_it_is_kstep() -> None:
-    """All learners from the start, equal archives, no dropping, lr times P: K-AVG to the bit."""
+    """All learners from the start, equal archives, no dropping, lr times P: K-AVG bit for bit."""
     strategy = Kaldi(
         sync_every=3, initial_learners=4, best_first=False, drop_worse_by=0.0, effective_lr=False,
         **PLAIN,
@@ -106,7 +106,7 @@ def test_without_a_ramp_and_its_other_switches_it_is_kstep() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_one_learner_is_plain_sgd_to_the_bit(momentum: float) -> None:
+def test_one_learner_is_plain_sgd_bit_for_bit(momentum: float) -> None:
     strategy = Kaldi(sync_every=5, first_parts=1, combine_models=0, local_momentum=(
         "keep" if momentum else None))  # fmt: skip
     more: dict[str, Any] = {"optimizer": SGD(lr=0.05, momentum=momentum)}
@@ -358,10 +358,11 @@ def test_what_cannot_take_effect_is_refused(make: Any, word: str) -> None:
 def test_the_log_says_what_the_rate_is() -> None:
     more: dict[str, Any] = {"optimizer": SGD(lr=0.05), "options": RuntimeOptions(learners=4)}
     effective = Experiment(TASK, Kaldi(), **more)
-    assert rate_note(effective) == (
+    assert rate_note(effective, effective.pool()) == (
         "rate: 0.05, effective: each of n learners at work uses n times it"
     )
-    assert rate_note(Experiment(TASK, Kaldi(effective_lr=False), **more)).endswith("each learner")
+    as_given = Experiment(TASK, Kaldi(effective_lr=False), **more)
+    assert rate_note(as_given, as_given.pool()).endswith("each learner")
 
 
 def test_resumes_in_the_middle_of_the_ramp(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from hocket.errors import ConfigError
 from hocket.speech.errors import SpeechError
-from hocket.speech.graph.lexicon import Lexicon, lexicon_for, read_lexicon
+from hocket.speech.graph.language import LanguageSource
+from hocket.speech.graph.lexicon import UNKNOWN, Lexicon, lexicon_for, read_lexicon
 from hocket.speech.graph.lm import END, START, estimate
 
 
@@ -52,6 +53,51 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, message: str) -> None
 def test_no_such_source() -> None:
     with pytest.raises(SpeechError, match="neither 'cmudict', 'espeak' nor a file"):
         lexicon_for(["one"], "cmudikt")
+
+
+def test_a_dictionarys_silence_and_unknown_word_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "lexicon.txt"
+    path.write_text("!SIL sil\n<UNK> spn\n<noise> nsn\nSil S IH L\nsil S IH L\none W AH N\n")
+    lexicon, missing = lexicon_for(["one", "two", "Sil"], str(path))
+    assert set(missing) == {"two"}
+    assert lexicon.entries[UNKNOWN] == (("spn",),)
+    assert lexicon.said("two") == (("spn",),)  # its own phone, not that of --oov:
+    assert lexicon.with_unknown("SPN").said("two") == (("spn",),)
+    assert lexicon.entries["Sil"] == (("S", "IH", "L"),)  # a word that only looks like silence
+    assert lexicon_for(["one", "!SIL"], str(path))[0].entries["!SIL"] == (("SIL",),)
+
+
+def test_an_unknown_word_spoken_as_silence_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lexicon.txt"
+    path.write_text("<sil> SIL\n<UNK> SIL\none W AH N\n")
+    lexicon, _ = lexicon_for(["one", "two"], str(path))
+    assert list(lexicon.entries) == ["one"]
+    assert lexicon.said("two") == ()
+    assert lexicon.with_unknown("SPN").said("two") == (("SPN",),)
+    assert lexicon.with_unknown("SPN").phones == ["SIL", "AH", "N", "SPN", "W"]
+
+
+def test_the_language_model_predicts_unknown_words_if_training_had_some(tmp_path: Path) -> None:
+    path = tmp_path / "lexicon.txt"
+    path.write_text("one W AH N\n")
+    known = read_lexicon(path)
+    said = [["one", "two", "one"], ["one", "three"]]
+    phones = ["SIL", "AH", "N", "SPN", "W"]
+    without, _ = LanguageSource(2).model(said, known, phones, str(path))
+    assert without.vocabulary == ("one",)
+    model, lexicon = LanguageSource(2).model(said, known.with_unknown("SPN"), phones, str(path))
+    assert model.vocabulary == (UNKNOWN, "one")
+    assert model.probability(UNKNOWN, ["one"]) > model.probability("one", ["one"])
+    assert lexicon.said("three") == (("SPN",),)
+    arpa = tmp_path / "lm.arpa"
+    arpa.write_text(
+        "\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-0.5 </s>\n-0.5 one\n-0.9 <UNK>\n\n\\end\\\n"
+    )
+    source = LanguageSource(1, arpa=str(arpa))
+    model, _ = source.model(said, known.with_unknown("SPN"), phones, str(path))
+    assert model.probability(UNKNOWN, []) == pytest.approx(10**-0.9)
+    model, _ = source.model(said, known, phones, str(path))
+    assert model.vocabulary == ("one",)
 
 
 def test_phone_numbers_leave_room_for_epsilon() -> None:

@@ -357,7 +357,7 @@ def test_what_is_nearly_orthonormal_is_left_as_it_is() -> None:
     assert orthogonalised(w, np.full(4, 0.25)) is w
 
 
-def test_state_goes_on_to_the_bit() -> None:
+def test_state_goes_on_bit_for_bit() -> None:
     side, other = OnlineNaturalGradient(4), OnlineNaturalGradient(4)
     for step in range(13):
         side.precondition(data(32, 10, step))

@@ -69,7 +69,7 @@ def test_outputs_inputs_gradients_and_keys_are_those_of_linear() -> None:
     assert not torch.equal(*first)  # type: ignore[arg-type]
 
 
-def test_without_a_preconditioner_it_is_torch_sgd_to_the_bit() -> None:
+def test_without_a_preconditioner_it_is_torch_sgd_bit_for_bit() -> None:
     a, b = network(), network()
     ours = NGSGD(a, lr=0.3, form="none", **FREE)
     theirs = torch.optim.SGD(b.parameters(), lr=0.3, foreach=False)

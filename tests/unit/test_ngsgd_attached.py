@@ -28,7 +28,7 @@ def backward(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_attached_alone_it_is_the_plain_loop_to_the_bit(momentum: float) -> None:
+def test_attached_alone_it_is_the_plain_loop_bit_for_bit(momentum: float) -> None:
     plain, attached = network(), network()
     optimizer = NGSGD(plain, lr=0.1, momentum=momentum)
     for step in range(9):

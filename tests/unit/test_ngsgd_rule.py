@@ -131,7 +131,7 @@ def test_a_shared_weight_takes_plain_sgd() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_a_saved_state_goes_on_to_the_bit(momentum: float) -> None:
+def test_a_saved_state_goes_on_bit_for_bit(momentum: float) -> None:
     model, other = network(), network()
     optimizer = NGSGD(model, lr=0.1, momentum=momentum)
     for step in range(13):
@@ -161,7 +161,7 @@ def test_schedulers_and_closures_work() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_hocket_trains_as_a_plain_loop_does_to_the_bit(momentum: float) -> None:
+def test_hocket_trains_as_a_plain_loop_does_bit_for_bit(momentum: float) -> None:
     task = acoustic(num_frames=1500)
     rule = NaturalSGD(lr=2.0, momentum=momentum, max_change=0.1, max_change_global=0.15)
     schedule = Constant(epochs=2)

@@ -7,7 +7,7 @@ import torch
 
 from hocket.core.flat import Layout
 from hocket.errors import ConfigError
-from hocket.optim import SGD, AdamW, Constant, Exponential, Newbob, Optimizer, Warmup
+from hocket.optim import SGD, AdaGrad, AdamW, Constant, Exponential, Newbob, Optimizer, Warmup
 from hocket.optim.compensation import ramp, target_factor
 from hocket.optim.schedules import ScheduleState
 
@@ -37,7 +37,7 @@ def both(
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("clip", [None, 5.0])
 @pytest.mark.parametrize("size", [100, 128, 6400])
-def test_sgd_equals_torch_to_the_bit(
+def test_sgd_equals_torch_bit_for_bit(
     momentum: float, nesterov: bool, decay: float, clip: float | None, size: int
 ) -> None:
     if nesterov and not momentum:
@@ -74,6 +74,14 @@ def test_adamw_equals_torch() -> None:
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("initial", [0.0, 0.1])
+def test_adagrad_equals_torch(initial: float) -> None:
+    ours = AdaGrad(lr=0.1, weight_decay=0.01, initial=initial)
+    more: dict[str, Any] = {"weight_decay": 0.01, "initial_accumulator_value": initial}
+    a, b = both(ours, torch.optim.Adagrad, **more)
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)  # torch divides in one fused operation
+
+
 def test_schedules_by_epochs_done() -> None:
     s = ScheduleState()
     assert Constant().factor(3.3, s) == 1
@@ -101,12 +109,20 @@ def test_compensation_undoes_the_gain() -> None:
     assert target_factor(Constant(lr_compensation="sqrt"), sgd, 1 / 16) == 4
     assert target_factor(Constant(lr_compensation="none"), sgd, 1 / 8) == 1
     assert target_factor(Constant(), AdamW(), 1 / 8) == 1
-    assert [ramp(5.0, x) for x in (0, 0.5, 1, 2)] == [1, 3, 5, 5]
+    assert target_factor(Constant(lr_limit=3.0), sgd, 1 / 8) == 3
+    assert [ramp(5.0, x, 10) for x in (0, 5, 10, 20)] == [1, 3, 5, 5]
+    assert ramp(5.0, 0, 0) == 5
 
 
 def test_compensation_that_cannot_take_effect_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lr_compensation = 'full' has no effect.*adamw"):
         target_factor(Constant(lr_compensation="full"), AdamW(), 0.5)
+    with pytest.raises(ConfigError, match=r"lr_limit has no effect.*adamw"):
+        target_factor(Constant(lr_limit=2.0), AdamW(), 0.5)
+    with pytest.raises(ConfigError, match="lr_ramp_frames has no effect"):
+        target_factor(Constant(lr_ramp_frames=2, lr_compensation="none"), SGD(), 0.5)
+    with pytest.raises(ConfigError, match="lr_limit must be at least 1"):
+        Constant(lr_limit=0.5)
 
 
 @pytest.mark.parametrize(

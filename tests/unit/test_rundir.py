@@ -9,15 +9,19 @@ import pytest
 
 from hocket import DNN, config
 from hocket.errors import ConfigError
-from hocket.record.rundir import RunDirectory
+from hocket.record.rundir import RunDirectory, Span, result_path
+from hocket.report.runs import read_errors
 from hocket.speech.errors import SpeechError
 
 TABLES = {"task": {"name": "synthetic"}, "versions": {"hocket": "0.1.0"}}
 EVENTS = [
     {"event": "train", "frames": 10},
-    {"event": "eval", "frames": 20, "loss": 1.5},
-    {"event": "eval", "frames": 30, "loss": 1.25},
-    {"event": "summary", "frames": 30},
+    {"event": "eval", "frames": 20, "train_s": 0.5, "loss": 1.5, "accuracy": 0.5},
+    {"event": "eval", "frames": 30, "train_s": 1.0, "loss": 1.25, "accuracy": 0.75},
+    {
+        **{"event": "summary", "frames": 30, "train_s": 1.0, "aside_s": 0.5, "accuracy": 0.75},
+        **{"loss": 1.25, "frames_per_s": 30.0, "discarded_frames": 0, "learners": []},
+    },
 ]
 
 
@@ -57,7 +61,7 @@ def test_traces_of_simulated_and_real_runs_are_found(run: RunDirectory) -> None:
     [
         (None, r"is not a run directory: it has no config\.json; give the folder that"),
         ('{"task"', r"is not a run directory: config\.json cannot be read \(.*; copy it again"),
-        ("[]", r"config\.json cannot be read \(it holds no tables\)"),
+        ("[]", r"config\.json cannot be read \(it holds no table\)"),
         ("{}", r"config\.json cannot be read \(it has no table 'task'\)"),
     ],
 )
@@ -85,6 +89,38 @@ def test_a_run_that_has_not_ended_has_no_summary(run: RunDirectory) -> None:
     run.metrics_path.write_text(json.dumps(EVENTS[0]) + "\n")
     with pytest.raises(ConfigError, match="has not ended yet: finish it with --resume"):
         run.summary()
+
+
+def test_a_damaged_trace_is_named_with_its_line(run: RunDirectory) -> None:
+    whole = '{"rank": 0, "kind": "compute", "start_s": 0.0, "end_s": 1.0}\n'
+    run.trace_path().write_text(whole + "[]\n")
+    spans = run.spans(run.trace_path())
+    assert next(spans) == Span(0, "compute", 0.0, 1.0)
+    with pytest.raises(ConfigError, match=r"trace\.jsonl: line 2 is damaged .*copy the file again"):
+        next(spans)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"score": 3}'])
+def test_a_damaged_result_is_named(run: RunDirectory, text: str | None) -> None:
+    evaluation = pytest.importorskip("hocket.speech.decode.evaluation")
+    folder = run.decode_path
+    folder.mkdir()
+    assert read_errors(folder) is None
+    if text is not None:
+        result_path(folder).write_text(text)
+        with pytest.raises(
+            ConfigError, match=r"result\.json: no result can be read .*decode again"
+        ):
+            read_errors(folder)
+    with pytest.raises(ConfigError, match=r"result\.json: no result can be read .*decode again"):
+        evaluation.Evaluation.read(folder)
+
+
+def test_a_config_json_is_read_as_that_of_a_run(run: RunDirectory) -> None:
+    assert config.read(run.config_path) == config.read_run(run.path)
+    run.config_path.write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        config.read(run.config_path)
 
 
 def test_folders_of_other_programs_are_no_runs(tmp_path: Path) -> None:

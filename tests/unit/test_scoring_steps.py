@@ -11,7 +11,7 @@ import pytest
 from hocket.speech.decode.scoring import count, score
 from hocket.speech.errors import SpeechError
 from hocket.speech.gmm.reference import agreement, read_ctm
-from hocket.speech.gmm.senones import Senones
+from hocket.speech.graph.senones import Senones
 from hocket.speech.steps import Steps, digest, file_state
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 
 import pytest
 
+from hocket.support.parallel import ordered_map
 from hocket.support.signals import (
+    WARNINGS,
     interrupted_once,
     on_first_signal,
     on_signals,
@@ -81,3 +85,29 @@ def test_other_threads_set_no_handlers() -> None:
     thread.start()
     thread.join()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _signals_of(process: str, line: str) -> set[int]:
+    """Return the signals that a process blocks (SigBlk) or ignores (SigIgn)."""
+    for text in Path(f"/proc/{process}/status").read_text().splitlines():
+        name, _, mask = text.partition(":")
+        if name == line:
+            return {n for n in range(1, 32) if int(mask, 16) >> (n - 1) & 1}
+    raise AssertionError(f"no {line}")
+
+
+def _what_a_worker_blocks(_: int) -> set[int]:
+    return _signals_of("self", "SigBlk")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_signal_to_every_process_of_a_job_spares_the_server_of_processes() -> None:
+    """Slurm sends it to all; a server that ends by it cannot start any learner."""
+    (blocked,) = ordered_map(_what_a_worker_blocks, [0], jobs=1, what="looking", fresh=True)
+    assert not blocked & set(WARNINGS), "with SIGTERM the parent ends its workers"
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    deaf = _signals_of(server, "SigBlk") | _signals_of(server, "SigIgn")
+    assert deaf >= {signal.SIGINT, *WARNINGS}
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    deaf = _signals_of(tracker, "SigBlk") | _signals_of(tracker, "SigIgn")
+    assert deaf >= {signal.SIGINT, *WARNINGS}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from helpers.runs import (
     simulated,
 )
+from helpers.scripted import play
 from helpers.tasks import Quadratic
 
 from hocket import (
@@ -20,6 +22,8 @@ from hocket import (
     Slow,
     Synthetic,
 )
+from hocket.core.learner import Learner
+from hocket.core.strategy import State
 from hocket.runtime.sim.cost import CostModel
 
 
@@ -86,6 +90,7 @@ def test_synchronous_methods_wait_for_a_straggler() -> None:
 # ------------------------------------------------------------------ scale
 
 
+@pytest.mark.long
 def test_1024_learners_with_a_tiny_model() -> None:
     task = Quadratic(num_items=3000)
     result = simulated(
@@ -106,3 +111,17 @@ def test_64_learners_with_the_synthetic_acoustic_model() -> None:
     )
     assert result.frames == 20_000
     assert result.loss < 3.1  # ln 24 = 3.18
+
+
+def test_a_small_message_does_not_overtake_a_large_one_within_a_host() -> None:
+    """Rule 2 of the contract: messages of one source, destination and tag arrive in order."""
+
+    async def body(me: Learner, state: State) -> None:
+        if me.rank == 0:
+            for size in (1_000_000, 1, 1000, 1):
+                await me.send(1, "n", torch.zeros(size))
+            return
+        got = [(await me.recv("n", source=0)).payload.numel() for _ in range(4)]
+        assert got == [1_000_000, 1, 1000, 1]
+
+    play(body, 2, Cluster((Host(learners=2, memory_gbit=0.1),)))

@@ -62,14 +62,14 @@ def test_a_transcript_may_name_the_folder(key: str, tmp_path: Path) -> None:
 def test_what_has_no_recording_or_none_that_can_be_read_is_counted(tmp_path: Path) -> None:
     write_wav(tmp_path / "u1.wav", tone(0.5))
     (tmp_path / "u1.txt").write_bytes(b"\xef\xbb\xbfone two\n")  # with a byte order mark
-    (tmp_path / "u2.mp3").write_bytes(b"ID3")
+    (tmp_path / "u2.m4a").write_bytes(b"ftyp")
     (tmp_path / "u2.txt").write_text("three\n")
     (tmp_path / "u3.txt").write_text("four\n")
     (tmp_path / "transcripts.txt").write_text("u4 five\n")
     found = read_source(tmp_path)
     assert [u.words for u in found.utterances] == [("one", "two")]
-    assert set(found.left_out) == {"u2.mp3", "u3.txt", "u4"}
-    assert "convert it to wav" in found.left_out["u2.mp3"]
+    assert set(found.left_out) == {"u2.m4a", "u3.txt", "u4"}
+    assert "convert it to wav" in found.left_out["u2.m4a"]
     assert "without a recording" in found.left_out["u3.txt"]
     assert "no recording of that name" in found.left_out["u4"]
 
@@ -160,7 +160,7 @@ def test_lhotse_cuts(tmp_path: Path) -> None:
 def test_damaged_manifests_are_named(tmp_path: Path) -> None:
     path = tmp_path / "cuts.jsonl"
     path.write_text('{"id": "a"}\n')
-    with pytest.raises(SpeechError, match=r"cuts.jsonl:1: not a lhotse cut \(KeyError"):
+    with pytest.raises(SpeechError, match=r"cuts.jsonl:1: not a lhotse cut \(.*KeyError"):
         read_source(tmp_path)
     whole = write_cuts(tmp_path / "cuts.jsonl.gz", [cut("c1", path)] * 50).read_bytes()
     path.unlink()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from helpers.audio import data_directory, tone, write_wav
 
 from hocket.errors import ConfigError
 from hocket.speech.errors import SpeechError
-from hocket.speech.features.extraction import common_sample_rate, write_store
+from hocket.speech.features.extraction import look_at, write_store
 from hocket.speech.features.spectral import extract
 from hocket.speech.features.store import FeatureStore
 from hocket.speech.input import audio
@@ -24,12 +25,11 @@ TEXTS = {"a1": "one", "a2": "two three", "b1": "four"}
 def make(folder: Path, out: Path, jobs: int = 1) -> dict[str, str]:
     found = read_data_directory(folder)
     left_out = dict(found.left_out)
-    rate, samples = common_sample_rate(found.utterances, left_out)
+    recordings = look_at(found.utterances, left_out)
     write_store(
         out,
         found.utterances,
-        samples,
-        rate,
+        recordings,
         ("fbank", "mfcc"),
         num_bins=20,
         left_out=left_out,
@@ -122,14 +122,54 @@ def test_features_that_are_not_finite_are_left_out(
     assert "NaN" in left_out["a1"]
 
 
-def test_mixed_and_strange_sample_rates_are_refused(tmp_path: Path) -> None:
+def test_audio_of_other_rates_is_brought_to_the_highest_that_all_have(tmp_path: Path) -> None:
     folder = data_directory(tmp_path / "d", TEXTS)
     write_wav(folder / "wav" / "b1.wav", tone(1.0, 16000), 16000)
-    with pytest.raises(SpeechError, match=r"mixed sample rates: 8000 Hz .* 16000 Hz .*--resample"):
-        make(folder, tmp_path / "s")
+    found = look_at(read_data_directory(folder).utterances, {})
+    assert found.sample_rate == 8000
+    assert found.notes == ["1 files resampled from 16000 Hz"]
+    assert found.num_samples["b1"] == 8000
     folder = data_directory(tmp_path / "e", TEXTS, rate=44100)
-    with pytest.raises(SpeechError, match=r"44100 Hz.*only 8000 and 16000"):
+    assert make(folder, tmp_path / "s") == {}
+    store = FeatureStore(tmp_path / "s", "fbank", "none")
+    assert store.sample_rate == 16000
+    samples = audio.read(folder / "wav" / "a1.wav", sample_rate=16000)
+    assert np.array_equal(store.utterance(0), extract(samples, 16000, "fbank", 20))
+
+
+def test_a_rate_below_all_features_is_refused(tmp_path: Path) -> None:
+    folder = data_directory(tmp_path / "d", TEXTS, rate=4000)
+    with pytest.raises(SpeechError, match=r"4000 Hz .*at least 8000 Hz.*--resample 8000"):
         make(folder, tmp_path / "s")
+
+
+FORMATS = {"flac": {}, "ogg": {}, "opus": {"format": "OGG", "subtype": "OPUS"}, "mp3": {}} | {
+    "aiff": {}, "au": {}, "caf": {}, "w64": {}
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_every_format_gives_the_same_sound(ending: str, tmp_path: Path) -> None:
+    rate = 16000
+    smooth = (0.3 * tone(1.0, rate) / np.abs(tone(1.0, rate)).max()).astype(np.float32)
+    soundfile.write(tmp_path / f"a.{ending}", smooth, rate, **FORMATS[ending])
+    found = audio.read(tmp_path / f"a.{ending}") / 32768
+    assert len(found) == len(smooth)
+    inner = slice(2000, -2000)
+    assert np.corrcoef(found[inner], smooth[inner])[0, 1] > 0.99
+    part = audio.read(tmp_path / f"a.{ending}", 0.25, 0.5) / 32768
+    assert np.allclose(part, found[rate // 4 : rate // 2], atol=1e-3)
+
+
+def test_channels_are_chosen_or_averaged(tmp_path: Path) -> None:
+    both = np.stack([np.full(8000, 0.5), np.full(8000, -0.25)], axis=1)
+    path = tmp_path / "two.wav"
+    soundfile.write(path, both, 8000)
+    assert np.allclose(audio.read(path), 0.125 * 32768)
+    assert np.allclose(audio.read(path, channel=1), 0.5 * 32768)
+    assert np.allclose(audio.read(path, channel=2), -0.25 * 32768)
+    with pytest.raises(SpeechError, match=r"no channel 3, only 2: give --channel 1 to 2, or mean"):
+        audio.read(path, channel=3)
 
 
 def test_a_damaged_store_is_named(folder: Path, tmp_path: Path) -> None:
@@ -137,6 +177,7 @@ def test_a_damaged_store_is_named(folder: Path, tmp_path: Path) -> None:
         FeatureStore(tmp_path, "fbank")
 
 
+@pytest.mark.long
 def test_100_hours_do_not_need_100_hours_of_memory(tmp_path: Path) -> None:
     """36 million frames of 40 floats are 5.8 GB; gathering from all over them must stay small."""
     frames, length = 36_000_000, 1000
