@@ -14,18 +14,20 @@ from typing import Any
 import torch
 
 from hocket.core.effects import AllReduce
+from hocket.runtime.net.addresses import LOOPBACK
 from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.net.handshake import Handshake
 from hocket.runtime.net.mesh import Mesh
-from hocket.runtime.net.store import Store
+from hocket.runtime.net.store import Place
+from hocket.runtime.net.store_server import StoreServer
 
 REPEATS = 30
 
 
-def _learner(rank: int, size: int, port: int, values: int, answers: Any) -> None:
+def _learner(rank: int, size: int, place: Place, values: int, answers: Any) -> None:
     torch.set_num_threads(1)
-    store = Store.connect("127.0.0.1", port, 60.0)
-    mesh = Mesh(store, Handshake(rank, bytes(16), 60.0), size, address="127.0.0.1")
+    store = place.store(60.0, rank)
+    mesh = Mesh(store, Handshake(rank, store.derived_key(), 60.0), size, address=LOOPBACK)
     exchange = Exchange(mesh, size, timeout_s=60.0)
     x, times = torch.randn(values), []
     for _ in range(REPEATS):
@@ -40,9 +42,10 @@ def _learner(rank: int, size: int, port: int, values: int, answers: Any) -> None
 def seconds(learners: int, values: int) -> float:
     """Return the median seconds of one mean over `learners` vectors of so many values."""
     context = multiprocessing.get_context("spawn")
-    store, answers = Store.serve("127.0.0.1", 60.0), context.Queue()
+    server, answers = StoreServer.nearby(bytes(32)), context.Queue()
+    place = Place(server.address, server.token)
     processes = [
-        context.Process(target=_learner, args=(rank, learners, store.port, values, answers))
+        context.Process(target=_learner, args=(rank, learners, place, values, answers))
         for rank in range(learners)
     ]
     for process in processes:

@@ -4,7 +4,8 @@ The job is the same for all: a 440-5x1024-2000 sigmoid network, minibatches of 2
 in memory, SGD with momentum, one thread per process. Each process notes the time whenever it takes
 a minibatch; a contender's speed is the sum over its processes of frames per second between the
 first and the last of these, after a few to warm up. Processor time is noted too: it says what the
-work costs on a machine that is not quiet.
+work costs on a machine that is not quiet. That of all processes of the contender includes those
+that only serve.
 """
 
 from __future__ import annotations
@@ -59,30 +60,61 @@ class Clock:
     """Notes the time of every minibatch, in a file of its process."""
 
     def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
         self._fd = os.open(f"{folder}/{os.getpid()}.f64", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def tick(self) -> None:
         """Note the time at which a minibatch begins."""
-        os.write(self._fd, np.array([time.perf_counter(), time.process_time()]).tobytes())
+        everybody = sum(processor_time(int(path.stem)) for path in self._folder.glob("*.f64"))
+        now = [time.perf_counter(), time.process_time(), everybody]
+        os.write(self._fd, np.array(now).tobytes())
+
+
+def processor_time(process: int) -> float:
+    """Return the processor time of a process and its threads; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user, kernel
 
 
 def ticks(folder: str) -> list[NDArray[np.float64]]:
-    """Return what every process noted: a row per minibatch, by the clock and by processor time."""
-    return [np.fromfile(path).reshape(-1, 2) for path in Path(folder).glob("*.f64")]
+    """Return what every learner noted, a row per minibatch.
+
+    By the clock, by its processor time, by that of all processes. A process that only serves others
+    has no minibatches and is left out.
+    """
+    noted = [np.fromfile(path).reshape(-1, 3) for path in Path(folder).glob("*.f64")]
+    return [times for times in noted if len(times)]
 
 
-def speed(folder: str) -> tuple[float, float]:
-    """Return frames per second of all processes together, and per second of processor time.
+def speed(folder: str) -> tuple[float, float, float]:
+    """Return frames per second: by the clock, of a learner's processor time, of everybody's.
 
-    The second does not depend on what else the machine does, but leaves out waiting.
+    The first is of all learners together. The others do not depend on what else the machine does,
+    but leave out waiting; the third has the processes that only serve, too.
     """
     wall = processor = 0.0
     processes = ticks(folder)
+    fewest = min(map(len, processes))
+    if fewest < WARM_UP + 2:  # where learners draw from one pool, one of them may get little of it
+        raise SystemExit(f"a learner began {fewest} minibatches, the warm-up: use more --steps")
     for times in processes:
         frames = BATCH * (len(times) - WARM_UP - 1)
         wall += frames / (times[-1, 0] - times[WARM_UP, 0])
         processor += frames / (times[-1, 1] - times[WARM_UP, 1])
-    return wall, processor / len(processes)
+    return wall, processor / len(processes), _everybodys(processes)
+
+
+def _everybodys(processes: list[NDArray[np.float64]]) -> float:
+    """Return frames per second of the processor time of all, while all are at work."""
+    begin = max(times[WARM_UP, 0] for times in processes)
+    end = min(times[-1, 0] for times in processes)
+    inside = [times[(times[:, 0] >= begin) & (times[:, 0] <= end)] for times in processes]
+    first, last = (np.stack([rows[i] for rows in inside]) for i in (0, -1))
+    frames = sum(BATCH * (len(rows) - 1) for rows in inside)
+    return float(frames / np.mean(last[:, 2] - first[:, 2]))
 
 
 # ---------------------------------------------------------------------------- plain PyTorch
@@ -220,7 +252,7 @@ def train(strategy: Any, learners: int, steps: int, folder: str) -> None:
         schedule=hocket.Constant(epochs=1, lr_compensation="none"),
         progress=False,
     )
-    assert result.frames == BATCH * learners * (steps + 1)
+    assert result.frames + result.discarded_frames == BATCH * learners * (steps + 1)
 
 
 def hocket_one(steps: int, folder: str) -> None:
@@ -237,6 +269,16 @@ def hocket_kstep(steps: int, folder: str) -> None:
 
 def hocket_adpsgd(steps: int, folder: str) -> None:
     train(hocket.ADPSGD(), 2, steps, folder)
+
+
+def hocket_asgd(steps: int, folder: str) -> None:
+    """Two learners and a server process: gradients are pushed, the model is pulled."""
+    train(hocket.ASGD(servers=1), 2, steps, folder)
+
+
+def hocket_asgd_shared(steps: int, folder: str) -> None:
+    """Two learners, each of which serves half of the model."""
+    train(hocket.ASGD(servers=0), 2, steps, folder)
 
 
 def hocket_delay_by_one(steps: int, folder: str) -> None:
@@ -303,6 +345,8 @@ CONTENDERS: dict[str, Callable[[int, str], None]] = {
     "hocket-meet-2": hocket_meet,
     "hocket-delay-by-one-2": hocket_delay_by_one,
     "hocket-adpsgd-2": hocket_adpsgd,
+    "hocket-asgd-2": hocket_asgd,
+    "hocket-asgd-shared-2": hocket_asgd_shared,
 }
 
 # With --averaging: two learners that meet every SYNC_EVERY minibatches, method by method.

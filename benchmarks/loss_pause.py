@@ -29,7 +29,7 @@ from hocket.runtime.real.faults import Fault
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.contenders import Clock
+from benchmarks.contenders import Clock, ticks
 
 ITEMS, FRAMES = 1500, 64
 
@@ -75,7 +75,7 @@ def pause(fault: Fault, learners: int, transport: Any) -> tuple[float, float]:
         )
         result = api.run_real(experiment, None, progress=False, faults=(fault,))
         assert [one.rank for one in result.learners if one.lost] == [fault.rank]
-        times = [np.fromfile(path).reshape(-1, 2)[:, 0] for path in Path(folder).glob("*.f64")]
+        times = [noted[:, 0] for noted in ticks(folder)]
         dead = min(times, key=lambda t: t[-1])
         gaps = [np.diff(t[t > dead[-1] - 0.05]) for t in times if t is not dead]
         usual = statistics.median(float(g) for t in times for g in np.diff(t))

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 
 from hocket.speech.corpus.build import build
 from hocket.speech.corpus.options import CorpusOptions
 from hocket.speech.decode.decoding import Decoder, GMMScorer, Setting
-from hocket.speech.features.extraction import common_sample_rate, write_store
+from hocket.speech.features.extraction import look_at, write_store
 from hocket.speech.features.spectral import Kind
 from hocket.speech.features.store import FeatureStore
 from hocket.speech.gmm import alignment
@@ -30,10 +31,11 @@ from hocket.speech.gmm.training import GMMOptions, Trainer, collect
 from hocket.speech.graph.graph import decoding_graph
 from hocket.speech.graph.language import LanguageSource
 from hocket.speech.graph.lexicon import lexicon_for
+from hocket.speech.input import audio
 from hocket.speech.input.datadir import read_data_directory
 
 SCALE = 0.1  # about what tuning chooses
-GOALS = {"corpus": 100, "fbank": 300, "alignment": 100, "decoding": 50}
+GOALS = {"corpus": 100, "resampling": 500, "fbank": 300, "alignment": 100, "decoding": 50}
 
 
 def main() -> None:
@@ -73,10 +75,10 @@ def prepare(root: Path) -> dict[str, tuple[float, Callable[[], object]]]:
     """Train a small GMM-HMM; return what is timed, with the seconds of speech it handles."""
     utterances = read_data_directory(root / "data" / "train").utterances
     left_out: dict[str, str] = {}
-    rate, samples = common_sample_rate(utterances, left_out)
+    found = look_at(utterances, left_out)
 
     def features(kinds: tuple[Kind, ...], name: str) -> None:
-        write_store(root / name, utterances, samples, rate, kinds, left_out=left_out, show=False)
+        write_store(root / name, utterances, found, kinds, left_out=left_out, show=False)
 
     features(("fbank", "mfcc"), "train")
     store = FeatureStore(root / "train", "mfcc")
@@ -109,7 +111,12 @@ def prepare(root: Path) -> dict[str, tuple[float, Callable[[], object]]]:
         decoder = Decoder(scorer, root / f"graph{order}", show=False)
         return decoder.decode("train", [Setting(SCALE, 0.0)])
 
+    loud = root / "48k.wav"
+    noise = np.random.default_rng(0).normal(size=48_000 * 60) * 3000
+    audio.write(loud, noise.astype(np.int16), 48_000)
+
     return {
+        "resampling": (60.0, lambda: audio.read(loud, sample_rate=16_000)),
         "fbank": (seconds, lambda: features(("fbank",), "fbank-only")),
         "plp_pitch": (seconds, lambda: features(("plp_pitch",), "published")),
         "alignment": (

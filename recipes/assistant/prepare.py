@@ -13,7 +13,7 @@ from hocket.speech.prepare import PrepareOptions
 RECIPE = Recipe(
     "assistant",
     CorpusOptions("assistant", hours=6.0, held_out_hours=0.5, snr_db=(5.0, 25.0)),
-    PrepareOptions(gmm=GMMOptions(senones=800)),
+    PrepareOptions(gmm=GMMOptions(senones=800), score_steps=("tri",)),
     Path(__file__).with_name("train.toml"),
     lm_text=True,
 )

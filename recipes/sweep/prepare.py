@@ -16,7 +16,7 @@ RECIPE = Recipe(
     # About one senone per state of a phone, and a language model of the transcripts alone: on this
     # little speech a network then gets more than half of its frames right and still mishears
     # enough words to tell methods apart.
-    PrepareOptions(gmm=GMMOptions(senones=135)),
+    PrepareOptions(gmm=GMMOptions(senones=135), score_steps=("tri",)),
     Path(__file__).with_name("train.toml"),
     frozen="7252f7a05e6b",
 )
