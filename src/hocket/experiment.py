@@ -35,6 +35,7 @@ class RuntimeOptions:
     precision: Precision = "float32"  # bfloat16: autocast; flat vectors stay float32
     deterministic: bool = True  # sums are in rank order, bit for bit
     transport: Transport = "auto"  # memory within a host, sockets between; torch: NCCL or gloo; mpi
+    listen: str = ""  # an address of this host: learners of other hosts may join (hocket join)
     timeout_s: float = 300.0  # limit of every wait for another learner
     on_loss: OnLoss = "continue"  # or stop when a learner dies
     silence_s: float = 10.0  # a learner that gives no sign of life for so long is lost

@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -29,14 +30,17 @@ from hocket.record.display import display
 from hocket.record.metrics import Recorder
 from hocket.record.results import Result
 from hocket.record.rundir import RunDirectory
-from hocket.record.status import LearnerStatus, State, Status, StatusFile
+from hocket.record.status import StatusFile
 from hocket.runtime.launch import engines, tokens
+from hocket.runtime.launch.guests.guest_host import GuestHost
 from hocket.runtime.launch.host_launcher import launcher_for
 from hocket.runtime.launch.hosts import LearnerHost
+from hocket.runtime.launch.joining import Door
 from hocket.runtime.launch.on_ray.cluster import RayCluster
 from hocket.runtime.launch.on_ray.ray_launcher import RayLauncher
 from hocket.runtime.real.faults import Fault
 from hocket.runtime.shared.stages.cutting import settled
+from hocket.runtime.sim import outcome
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.joins import Group
 from hocket.runtime.sim.replay import Replay
@@ -106,6 +110,7 @@ def run_real(
     experiment = _in_stages(experiment.on_hosts(max(1, num_hosts)), before, cost)
     if options.transport == "mpi":
         engines.check_mpi(experiment.num_ranks)
+    _check_listen(experiment, out, engine, alone=host is None and cluster is None)
     head = host is None or host.is_head
     processes = -(-experiment.num_ranks // max(1, num_hosts))
     require(
@@ -168,6 +173,46 @@ def _in_stages(experiment: Experiment, before: Path | None, cost: Costs = counte
         torch.set_num_threads(threads)
 
 
+def _check_listen(experiment: Experiment, out: Path | None, engine: str, *, alone: bool) -> None:
+    """Refuse to wait for learners of other hosts that could never join."""
+    if not experiment.options.listen:
+        return
+    require(
+        alone,
+        f"runtime.listen has no effect here ({engine}): it is for a run that one launcher begins, "
+        "and that other hosts join",
+    )
+    require(
+        out is not None,
+        "runtime.listen needs `out`: other hosts find the run by its directory, on a file system "
+        "that all share",
+    )
+    why = experiment.strategy.takes_nobody_in_because
+    require(
+        not why,
+        f"runtime.listen has no effect: strategy {experiment.strategy.name!r} takes nobody in: "
+        f"{why}",
+    )
+
+
+def bring_guests(run_dir: Path, door: Door, learners: int, timeout_s: float) -> list[int]:
+    """Bring learners of this host into a run of another one, and stay until they have ended."""
+    run = RunDirectory(run_dir)
+    experiment = config.build_experiment(config.read_run(run_dir))
+    begun = run.config()
+    theirs, ours = begun["versions"]["hocket"], version("hocket")
+    require(
+        theirs == ours,
+        f"the run was begun by Hocket {theirs}, and this host has {ours}: install it",
+    )
+    require(
+        begun["data"] == config.fingerprint(experiment.task),
+        "this host does not see the data of the run: other utterances, or other frames, are where "
+        "its task looks for them",
+    )
+    return GuestHost(experiment.on_hosts(1), run_dir, door, print_line).bring(learners, timeout_s)
+
+
 def engine_of(host: LearnerHost | None) -> str:
     """Say where the learners of a run come from."""
     if host is None:
@@ -192,6 +237,10 @@ def run_simulated(
     replay: Path | None = None,
 ) -> Result:
     """Run an experiment in the simulator; `replay`: as a real run of it went, in that directory."""
+    require(
+        not experiment.options.listen,
+        "runtime.listen has no effect in the simulator: plan newcomers as [[joins]] of the cluster",
+    )
     require(
         experiment.options.on_loss != "stop",
         "runtime.on_loss = 'stop' has no effect in the simulator: leave the deaths out of the "
@@ -226,7 +275,7 @@ def run_simulated(
             def record(event: dict[str, Any]) -> None:
                 recorder(event)
                 if status is not None and simulator is not None and status.due():
-                    status.write(_simulated_status(simulator, total))
+                    status.write(outcome.status_of(simulator, total))
 
             try:
                 simulator = (
@@ -251,11 +300,11 @@ def run_simulated(
                     shown.say(f"note: the planned death of rank {death.rank} did not happen")
                 if out and experiment.options.trace:
                     simulator.trace.write(RunDirectory(out).trace_path())
-                result = _simulated_result(simulator, path, out)
+                result = outcome.result_of(simulator, path, out)
                 result = dataclasses.replace(result, evaluations=results.curve(recorder))
                 recorder(results.summary_event(result))
                 if status is not None:
-                    status.write(_simulated_status(simulator, total, "ended"))
+                    status.write(outcome.status_of(simulator, total, "ended"))
             finally:
                 recorder.close()
             return result
@@ -286,51 +335,6 @@ def _refuse_joins(experiment: Experiment, cluster: Cluster, replay: Path | None)
     require(
         not (cluster.joins and replay),
         "[[joins]] has no effect with --replay, which repeats what happened: leave it out",
-    )
-
-
-def _simulated_status(
-    simulator: Simulator, total: int, state: Literal["running", "ended"] = "running"
-) -> Status:
-    """Return how a simulation stands."""
-    account = simulator.context((simulator.alive or (0,))[0]).account
-    learners = []
-    for name, one in simulator.past().items():
-        word: State = "lost" if one.lost_s is not None else "working"
-        word = "finished" if word == "working" and state == "ended" else word
-        times = {"until_s": one.lost_s, "joined_s": one.joined_s}
-        learners.append(LearnerStatus.of(name, word, one.books, **times))
-    train_s, ledger = simulator.now - account.aside_s, account.ledger
-    where = (ledger.committed_frames, total, ledger.epoch)
-    return Status(simulator.now, train_s, "virtual", *where, state, tuple(learners))
-
-
-def _simulated_result(simulator: Simulator, path: Path, out: Path | None) -> Result:
-    """Return the result of a simulation."""
-    first = simulator.context(simulator.alive[0])
-    account, scores = first.account, first.account.scores
-    time_s = simulator.now - account.aside_s
-    reports = {
-        name: results.learner_report(name, one.books, time_s, one.lost_s)
-        for name, one in simulator.past().items()
-    }
-    attending = set(simulator.attending())
-    return Result(
-        loss=scores.loss if scores else float("nan"),
-        accuracy=scores.accuracy if scores else float("nan"),
-        frames=account.ledger.committed_frames,
-        discarded_frames=account.ledger.discarded_frames,
-        epoch=account.ledger.epoch,
-        time_s=time_s,
-        aside_s=account.aside_s,
-        clock="virtual",
-        learners=[one for name, one in reports.items() if name not in attending],
-        attendants=[one for name, one in reports.items() if name in attending],
-        model=results.final_model(path, out),
-        stopped=first.agenda.stop_agreed and not account.ledger.closed(),
-        run_dir=out,
-        trace_digest=simulator.trace.digest,
-        rate_share=account.experiment.rate_share(account.pool),
     )
 
 

@@ -19,10 +19,11 @@ from helpers.company import events, held, run_beside, until
 import hocket
 from hocket.errors import ConfigError, LearnerFailedError
 from hocket.runtime.launch import joining
+from hocket.runtime.launch.guests.arrivals import LauncherPlace
 from hocket.runtime.launch.learner_process import Orders
 from hocket.runtime.launch.on_ray import learner
 from hocket.runtime.launch.on_ray.cluster import Resources
-from hocket.runtime.launch.on_ray.learner import LauncherPlace, RayLearner
+from hocket.runtime.launch.on_ray.learner import RayLearner
 from hocket.support.fork_server import fork_context
 
 pytestmark = pytest.mark.timeout(240)

@@ -17,9 +17,9 @@ from helpers.runs import simulated
 from helpers.tasks import Quadratic
 
 from hocket import Constant
-from hocket.cli.batch import command, scheduler
-from hocket.cli.batch.job import FINISHED, STOPPED_FOR_GOOD, Training, ends_for_good
-from hocket.cli.batch.scheduler import JobResources, further, minutes
+from hocket.cli.cluster import command, scheduler
+from hocket.cli.cluster.job import FINISHED, STOPPED_FOR_GOOD, Training, ends_for_good
+from hocket.cli.cluster.scheduler import JobResources, further, minutes
 from hocket.cli.main import main, parser
 from hocket.errors import ConfigError, LearnerFailedError
 from hocket.record.rundir import RunDirectory

@@ -59,7 +59,7 @@ class Scene:
         self.store = Store(asked)
         self.group = Regrouping(
             self.store,  # type: ignore[arg-type]
-            lambda numbers: pytest.fail("nobody is to be started"),
+            lambda numbers, callers: pytest.fail("nobody is to be started"),
             lambda kind, rank, facts: self.events.append((kind, rank, facts["learners"])),
             frozenset([3]),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hocket.cli import boundary, listing, report, speech, split, training
-from hocket.cli.batch import command as batch
+from hocket.cli.cluster import command as batch, join
 from hocket.cli.parsing import Commands, add_command, needs
 from hocket.reproduce import command as reproduce
 
@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     training.add_commands(commands)
     batch.add_commands(commands)
+    join.add_commands(commands)
     split.add_commands(commands)
     speech.add_commands(commands)
     report.add_commands(commands)
@@ -96,6 +97,7 @@ def _demo(args: argparse.Namespace) -> int:
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     **training.COMMANDS,
     "submit": batch.run,
+    "join": join.run,
     **split.COMMANDS,
     **speech.COMMANDS,
     **listing.COMMANDS,

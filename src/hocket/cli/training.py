@@ -17,7 +17,7 @@ from hocket.errors import ConfigError, require
 from hocket.experiment import RuntimeOptions
 from hocket.record.results import slow_learner
 from hocket.record.summary import pushes_of, summary_table
-from hocket.runtime.launch import engines, joining
+from hocket.runtime.launch import engines
 from hocket.runtime.launch.on_ray.cluster import RayCluster, Resources
 from hocket.runtime.sim.cost import Cluster
 from hocket.support.progress import printer
@@ -87,15 +87,6 @@ a cluster file:
   [[pauses]] (rank, at_s, for_s), latency_s and more: `hocket options cluster`
 """
 
-_JOIN: Final = """\
-Lets more learners into a run of `hocket train` that is under way on this host.
-They are started beside the others, and join as soon as all can meet. A learner
-that gets SIGTERM leaves politely: the others go on with its work.
-
-example:
-  hocket join runs/k8 --learners 2
-"""
-
 # ---------------------------------------------------------------------------- the options
 
 
@@ -116,7 +107,6 @@ def add_commands(commands: Commands) -> None:
         epilog=f"{_SIMULATE}\n{_CONFIGURATION}",
     )
     add_run_options(simulate)
-    _add_join(commands)
     simulate.add_argument("--cluster", metavar="FILE", help="a cluster file (see below)")
     simulate.add_argument(
         "--replay",
@@ -129,25 +119,14 @@ def add_commands(commands: Commands) -> None:
 
 def _add_engine(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
+    add(
+        "--listen",
+        metavar="ADDRESS",
+        help="let other hosts join (`hocket join`); short for --set runtime.listen=ADDRESS",
+    )
     add("--engine", choices=("ray",), help="let Ray place the learners on its cluster (an extra)")
     add("--cpus", type=float, metavar="X", help="--engine ray: CPUs of each (runtime.threads)")
     add("--gpus", type=float, metavar="X", help="--engine ray: GPUs of each (1 with cuda, else 0)")
-
-
-def _add_join(commands: Commands) -> None:
-    command = add_command(commands, "join", "let more learners into a run that is under way", _JOIN)
-    command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
-    command.add_argument("--learners", type=int, default=1, metavar="N", help="how many (1)")
-    command.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="how long to wait (300)"
-    )
-
-
-def _join(args: argparse.Namespace) -> int:
-    require(0 < args.timeout < 1e6, f"--timeout must be above 0, not {args.timeout}")
-    joined = joining.ask(args.run, args.learners, args.timeout)
-    print(f"joined as {', '.join(f'rank {name}' for name in joined)}")
-    return 0
 
 
 def add_run_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -251,6 +230,7 @@ def _apply_flags(args: argparse.Namespace, tables: Tables) -> None:
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
         ("runtime", "device"): args.device,
+        ("runtime", "listen"): getattr(args, "listen", None),
         ("runtime", "init"): None if args.init is None else str(Path(args.init).resolve()),
         ("schedule", "epochs"): args.epochs,
         ("optimizer", "lr"): args.lr,
@@ -379,5 +359,4 @@ def _finish(result: Result, command: str, synchronous: bool) -> int:
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {
     "train": _train,
     "simulate": _simulate,
-    "join": _join,
 }

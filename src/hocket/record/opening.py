@@ -24,6 +24,7 @@ FREE_ON_RESUME = {
     "strategy.cut",
     "runtime.device",
     "runtime.learners",
+    "runtime.listen",
     "runtime.threads",
     "runtime.on_loss",
     "runtime.silence_s",

@@ -2,9 +2,9 @@
 
 Whoever asks must prove the run's token, as every connection does. The launcher of a run leaves it,
 with the address of its store, in a file of the run directory that only its owner can read
-(`RUN/.join`); the file goes when the run ends. The launcher decides, starts the newcomers, and
-answers. Nothing that is read here decides anything: a file that was forged leads to a store that
-cannot prove itself, or to none.
+(`RUN/.join`); the file goes when the run ends. The launcher decides, starts the newcomers or seats
+those that another host has brought (`guests/`), and answers. Nothing that is read here decides
+anything: a file that was forged leads to a store that cannot prove itself, or to none.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,13 +30,38 @@ CONNECT_S: Final = 10.0
 _OWNER: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
-def leave_door_open(run_dir: Path, place: Place) -> None:
+@dataclass(frozen=True)
+class Door:
+    """How a run can be asked, and by whom."""
+
+    place: Place  # of its store
+    host: str  # of its launcher
+    guests: str = ""  # where learners of other hosts call the launcher; empty: none may come
+
+    @property
+    def is_here(self) -> bool:
+        """True if the launcher runs on this host."""
+        return self.host == socket.gethostname()
+
+    def connect(self, run_dir: Path) -> Store:
+        """Connect to the store of the run."""
+        try:
+            return self.place.store(CONNECT_S)
+        except (HocketError, OSError) as error:
+            raise HocketError(
+                f"the launcher of the run in {run_dir} does not answer ({error}): it has ended, or "
+                f"it runs on {self.host} and takes nobody in from other hosts (--listen)"
+            ) from error
+
+
+def leave_door_open(run_dir: Path, place: Place, guests: str = "") -> None:
     """Write where the store is, for the owner of the run alone."""
     path = run_dir / NAME
     path.unlink(missing_ok=True)  # of a run that was killed; a link is removed, not followed
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER)
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"address": place.address, "token": place.token.hex()}, file)
+        table = {"address": place.address, "token": place.token.hex(), "towards": place.towards}
+        json.dump(table | {"host": socket.gethostname(), "guests": guests}, file)
 
 
 def close_door(run_dir: Path) -> None:
@@ -43,18 +70,22 @@ def close_door(run_dir: Path) -> None:
         (run_dir / NAME).unlink(missing_ok=True)
 
 
-def _place(run_dir: Path) -> Place:
+def door(run_dir: Path) -> Door:
+    """Return how the run in a directory can be asked; ConfigError if there is none to ask."""
     path = run_dir / NAME
     try:
         status = path.lstat()
         mine = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         require(mine, f"{path} belongs to another user, or others can read it: it is not trusted")
         table = read_table(path, CONFIG_LIMIT)
-        return Place(str(table["address"]), bytes.fromhex(table["token"]))
+        token = bytes.fromhex(table["token"])
+        place = Place(str(table["address"]), token, str(table["towards"]))
+        return Door(place, str(table["host"]), str(table["guests"]))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"no run that takes learners in is under way in {run_dir}: start or resume it, on this "
-            "host (runs on several hosts take nobody in)"
+            f"no run that takes learners in is under way in {run_dir}: start or resume it (runs "
+            "with several launchers take nobody in: start one on one host with --listen, and let "
+            "the other hosts join)"
         ) from error
     except (UnreadableError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -68,23 +99,17 @@ def ask(run_dir: Path, learners: int, timeout_s: float) -> list[int]:
         1 <= learners <= MOST_PROCESSES,
         f"--learners must be from 1 to {MOST_PROCESSES:,}, not {learners}",
     )
-    place = _place(run_dir)
+    store = door(run_dir).connect(run_dir)
     try:
-        store = place.store(CONNECT_S)
-    except (HocketError, OSError) as error:
-        raise HocketError(
-            f"the launcher of the run in {run_dir} does not answer ({error}): it has ended, or it "
-            "runs on another host"
-        ) from error
-    try:
-        return _asked(store, learners, timeout_s)
+        return request(store, {"learners": learners}, timeout_s)
     finally:
         store.close()
 
 
-def _asked(store: Store, learners: int, timeout_s: float) -> list[int]:
+def request(store: Store, asked: dict[str, Any], timeout_s: float) -> list[int]:
+    """Ask for what a table says, and wait for the answer."""
     number = store.add("join/next", 1)
-    store.put(f"join/{number}", json.dumps({"learners": learners}))
+    store.put(f"join/{number}", json.dumps(asked))
     store.add(ASKED, 1)
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -95,7 +120,7 @@ def _asked(store: Store, learners: int, timeout_s: float) -> list[int]:
                 raise ConfigError(f"the run takes nobody in: {answer['refused']}")
             return [int(one) for one in answer["joined"]]
     raise WaitTimeoutError(
-        f"waited {timeout_s:g} s for the run to take {learners} learner(s) in: it is at a long "
-        "step, or has just ended. Newcomers that were started join all the same: `hocket watch` "
-        "shows them"
+        f"waited {timeout_s:g} s for the run to take {asked['learners']} learner(s) in: it is at a "
+        "long step, or has just ended. Newcomers that were started join all the same: `hocket "
+        "watch` shows them"
     )

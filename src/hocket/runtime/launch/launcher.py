@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hocket.core.accounts import LostLearner
-from hocket.errors import ConfigError, WaitTimeoutError
+from hocket.errors import ConfigError, WaitTimeoutError, require
 from hocket.experiment import Experiment
 from hocket.record.status import LearnerStatus, Status, StatusFile
 from hocket.runtime.launch import joining, learner_process, tokens
 from hocket.runtime.launch.children import Child, tell_all
+from hocket.runtime.launch.guests.arrivals import GuestBook, open_to_others
 from hocket.runtime.launch.inquiry import Inquiry
 from hocket.runtime.launch.regrouping import Regrouping
 from hocket.runtime.net.libraries.mpi_group import wire_of_mpi
@@ -64,6 +65,7 @@ class Launcher:
     _regrouping: Regrouping | None = None
     _place: Place | None = None
     _server: StoreServer | None = None  # while learners use it
+    _guests: GuestBook | None = None  # learners that other hosts bring
     _interrupts: int = 0
     _looked: float = 0.0
 
@@ -92,10 +94,14 @@ class Launcher:
         return self.summaries
 
     def open_place(self) -> Place:
-        """Open the store of the run, for learners of this host alone."""
-        token = tokens.random().secret
-        self._server = StoreServer.nearby(token)
-        return Place(self._server.address, token)
+        """Open the store of the run, for learners of this host or, if asked, of others as well."""
+        token, here = tokens.random().secret, self.experiment.options.listen
+        if not here:
+            self._server = StoreServer.nearby(token)
+            return Place(self._server.address, token)
+        self._server, arrivals = open_to_others(here, token)
+        self._guests = GuestBook(arrivals)
+        return Place(self._server.address, token, here)
 
     def ranks(self) -> list[int]:
         """Return the ranks to start here: learners, and those that attend to them."""
@@ -112,12 +118,17 @@ class Launcher:
         self._place = place
         store = place.store(STORE_LIMIT_S)
         self._regrouping = Regrouping(store, self._begin, self._note_change, self.attending)
-        joining.leave_door_open(self.run_dir, place)
+        call_at = self._guests.arrivals.place.address if self._guests else ""
+        joining.leave_door_open(self.run_dir, place, call_at)
 
-    def _begin(self, numbers: list[int]) -> list[Child]:
-        """Start newcomers, which wait until they are let in."""
+    def _begin(self, numbers: list[int], callers: list[int]) -> list[Child]:
+        """Start newcomers, or seat those that another host has brought; they wait to be let in."""
         assert self._place is not None
         before = len(self.children)
+        if callers and self._guests is not None:
+            self.children += self._guests.seat(callers, numbers)
+            return self.children[before:]
+        require(not callers, "it takes in learners of its own host alone: see --listen")
         with signals_held_back():
             context = fork_context([learner_process.__name__])
             self._start_each(context, self._place, numbers, joins=True)
@@ -236,6 +247,8 @@ class Launcher:
 
     def look_around(self) -> None:
         """See who wants to join or to leave; with several hosts: what the others report."""
+        if self._guests is not None:
+            self._guests.look()
         if self._regrouping is not None:
             stopping = self._interrupts > 0
             self.experiment = self._regrouping.look(
@@ -344,5 +357,7 @@ class Launcher:
             if child.process.is_alive():
                 child.process.kill()
                 child.process.join(PATIENCE_S)
+        if self._guests is not None:
+            self._guests.close()
         if self._server is not None:
             self._server.close()

@@ -42,10 +42,10 @@ class JoinRequest:
 
 @dataclass
 class Regrouping:
-    """Lets learners in and out; `begin` starts newcomers of these numbers."""
+    """Lets learners in and out; `begin` starts newcomers, or seats those who have called."""
 
     store: Store
-    begin: Callable[[list[int]], list[Child]]
+    begin: Callable[[list[int], list[int]], list[Child]]
     report: Callable[[str, int, dict[str, Any]], None]
     attending: frozenset[int]
     phase: int = 0
@@ -105,7 +105,7 @@ class Regrouping:
         number = self._taken
         try:
             asked = json.loads(self.store.look(f"join/{number}", 1.0) or b"{}")
-            count = int(asked["learners"])
+            count, callers = int(asked["learners"]), [int(one) for one in asked.get("callers", [])]
             refused = self.refuses(experiment, there, count)
             if stopping:
                 refused = "it is stopping: resume it with more learners"
@@ -115,8 +115,12 @@ class Regrouping:
             self._answer(number, {"refused": refused})
             return
         first = max(child.rank for child in children) + 1
-        self._request = JoinRequest(number)
-        self._request.children = self.begin(list(range(first, first + count)))
+        try:
+            newcomers = self.begin(list(range(first, first + count)), callers)
+        except ConfigError as error:
+            self._answer(number, {"refused": str(error)})
+            return
+        self._request = JoinRequest(number, newcomers)
 
     def refuses(self, experiment: Experiment, there: list[Child], count: int) -> str:
         """Return why so many newcomers cannot be taken in; empty if they can."""

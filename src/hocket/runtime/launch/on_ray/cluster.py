@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hocket.errors import ConfigError, require
+from hocket.runtime.launch.guests.arrivals import LauncherPlace
 from hocket.runtime.launch.learner_process import Orders
-from hocket.runtime.launch.on_ray.learner import LauncherPlace, RayLearner
+from hocket.runtime.launch.on_ray.learner import RayLearner
 
 ADDRESS: Final = "RAY_ADDRESS"
 RESTARTS: Final = 10  # of each actor: one that dies again and again is not worth a pause each time

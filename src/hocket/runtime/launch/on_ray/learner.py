@@ -7,35 +7,17 @@ actor again elsewhere and calls `run` again: the launcher then hears from it ane
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from hocket.errors import UnreadableError
+from hocket.runtime.launch.guests.arrivals import LauncherPlace
+from hocket.runtime.launch.guests.line import Assignment, Hello
 from hocket.runtime.launch.learner_process import Orders, serve
-from hocket.runtime.launch.on_ray.line import Assignment, Hello, RayLine
-from hocket.runtime.net.handshake import NOBODY, Handshake
 from hocket.support import inputs
 
-PURPOSE: Final = "ray"
 MARK: Final = ".ray"  # a file that shows whether a node sees the run directory
-CALL_S: Final = 60.0
-
-
-@dataclass(frozen=True)
-class LauncherPlace:
-    """Where the launcher listens for its learners."""
-
-    address: str
-    key: bytes = field(repr=False)
-
-    def handshake(self, number: int, timeout_s: float) -> Handshake:
-        """Return how one of both ends proves who it is."""
-        return Handshake(number, self.key, timeout_s, PURPOSE)
-
-    def call(self, number: int) -> RayLine:
-        """Connect to the launcher, as the learner of this actor."""
-        return RayLine(self.handshake(number, CALL_S).call(NOBODY, self.address))
 
 
 class RayLearner:

@@ -10,59 +10,42 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from typing import Any, Final
 
 from hocket.errors import LearnerFailedError, WaitTimeoutError
 from hocket.runtime.launch import joining, tokens
 from hocket.runtime.launch.children import Child
+from hocket.runtime.launch.guests.arrivals import (
+    Arrival,
+    Arrivals,
+    RemoteProcess,
+    open_to_others,
+    seated,
+)
+from hocket.runtime.launch.guests.line import Line
 from hocket.runtime.launch.launcher import START_S, STORE_LIMIT_S, Launcher
 from hocket.runtime.launch.learner_process import Orders
 from hocket.runtime.launch.on_ray.cluster import RayActor, RayCluster
-from hocket.runtime.launch.on_ray.learner import MARK, PURPOSE, LauncherPlace
-from hocket.runtime.launch.on_ray.line import Assignment, Hello, RayLine
+from hocket.runtime.launch.on_ray.learner import MARK
 from hocket.runtime.launch.regrouping import Regrouping
 from hocket.runtime.net import addresses
-from hocket.runtime.net.handshake import NOBODY, Handshake
-from hocket.runtime.net.reception import GREETING_S, Reception
 from hocket.runtime.net.store import Place, Store
-from hocket.runtime.net.store_server import StoreServer
 
 SETTLE_S: Final = 1.0  # learners of one lost node come back together, and join together
-HELLO_S: Final = 10.0
 RETURN_S: Final = 2.0  # a learner that has said that it is done ends within milliseconds
 _POLL_S: Final = 0.2
 
 
-@dataclass
-class RayProcess:
+@dataclass(kw_only=True)
+class RayProcess(RemoteProcess):
     """The process of a learner, as its launcher sees it: its line, and the actor behind it."""
 
-    line: RayLine
     actor: RayActor
-    pid: int | None = None
-    exitcode: int | None = None
-
-    def join(self, timeout: float | None = None) -> None:
-        """Do not wait: its node may be gone, and nobody could say."""
-
-    def is_alive(self) -> bool:
-        """Nobody knows; whoever asks would end it next."""
-        return False
 
     def kill(self) -> None:
         """End it for good or until Ray starts it anew; also its line, if nobody answers there."""
         self.actor.restart()
-        self.line.cut()
-
-
-@dataclass
-class Arrival:
-    """A learner that Ray has placed, and that has no number yet."""
-
-    actor: int  # which one of ours
-    line: RayLine
-    hello: Hello
+        super().kill()
 
 
 @dataclass
@@ -82,8 +65,7 @@ class RayLauncher(Launcher):
     _ranks_of: dict[int, int] = field(default_factory=dict)  # actor: rank of its learner now
     _arrived: list[Arrival] = field(default_factory=list)
     _last_arrival: float = 0.0
-    _reception: Reception | None = None
-    _launcher_place: LauncherPlace | None = None
+    _arrivals: Arrivals | None = None
     _mark: str = ""
     _store: Store | None = None
     _asked: AskedFor | None = None
@@ -97,11 +79,7 @@ class RayLauncher(Launcher):
     def open_place(self) -> Place:
         """Serve the store, and listen for learners, where the cluster reaches this node."""
         here, token = addresses.own_address(self.cluster.own_address()), tokens.random().secret
-        self._server = StoreServer(token, [addresses.listen(f"{here}:0")])
-        listener = addresses.listen(f"{here}:0")
-        self._launcher_place = LauncherPlace(addresses.address_of(listener), token)
-        handshake = Handshake(NOBODY, token, GREETING_S, PURPOSE)
-        self._reception = Reception(handshake, [listener])
+        self._server, self._arrivals = open_to_others(here, token)
         return Place(self._server.address, token, here)
 
     def open_door(self, place: Place) -> None:
@@ -132,12 +110,12 @@ class RayLauncher(Launcher):
             self._drop_the_lost()
             if failed := self.cluster.failed(self._actors.values()):
                 raise LearnerFailedError(failed)
-        self._arrived.sort(key=lambda one: (one.hello.node, one.actor))  # neighbours of one node
+        self._arrived.sort(key=lambda one: (one.hello.node, one.caller))  # neighbours of one node
         for rank in ranks:
             self._assign(rank, joins=False)
 
     def _place_actors(self, count: int) -> list[int]:
-        assert self._launcher_place is not None
+        assert self._arrivals is not None
         assert self._place is not None
         strategy = self.experiment.strategy
         restarts = self.experiment.goes_on_without and not strategy.takes_nobody_in_because
@@ -154,7 +132,7 @@ class RayLauncher(Launcher):
         numbers = list(range(first, first + count))
         for number in numbers:
             self._actors[number] = self.cluster.begin(
-                number, self._launcher_place, orders, restarts=restarts
+                number, self._arrivals.place, orders, restarts=restarts
             )
         return numbers
 
@@ -162,44 +140,33 @@ class RayLauncher(Launcher):
 
     def _admit(self, wait_s: float = 0.0) -> None:
         """Take in the calls of learners that Ray has placed."""
-        assert self._reception is not None
-        for number, connection in self._reception.admit(wait_s):
-            line = RayLine(connection)
-            if number not in self._actors or not wait([line.fileno()], timeout=HELLO_S):
-                line.close()
+        assert self._arrivals is not None
+        for one in self._arrivals.admit(wait_s):
+            if one.caller not in self._actors:
+                one.line.close()
                 continue
-            try:
-                hello = line.recv()
-            except (EOFError, OSError):  # it was lost again; Ray starts it anew
-                line.close()
-                continue
-            self._forget(number)
-            self._arrived.append(Arrival(number, line, hello))
+            self._forget(one.caller)
+            self._arrived.append(one)
             self._last_arrival = time.monotonic()
 
     def _forget(self, actor: int) -> None:
         """Cut the line of an actor that calls again: whoever was there before is lost."""
         for child in self.children:
-            if child.rank == self._ranks_of.get(actor) and isinstance(child.pipe, RayLine):
+            if child.rank == self._ranks_of.get(actor) and isinstance(child.pipe, Line):
                 child.pipe.cut()
         for one in self._arrived:
-            if one.actor == actor:
+            if one.caller == actor:
                 one.line.cut()
 
     def _assign(self, rank: int, *, joins: bool) -> Child:
         """Give the one who has arrived first a number."""
         one = self._arrived.pop(0)
-        process = RayProcess(one.line, self._actors[one.actor])
-        child = Child(rank, process, one.line, host=one.hello.host, waits=joins)
-        self._ranks_of[one.actor] = rank
-        self.children.append(child)
-        try:
-            one.line.send(Assignment(rank, joins, self._mark))
-        except OSError:  # the end of its line follows
-            return child
-        return child
+        process = RayProcess(one.line, actor=self._actors[one.caller])
+        self._ranks_of[one.caller] = rank
+        self.children.append(seated(one, rank, process, joins=joins, directory=self._mark))
+        return self.children[-1]
 
-    def _begin(self, numbers: list[int]) -> list[Child]:
+    def _begin(self, numbers: list[int], callers: list[int]) -> list[Child]:
         """Let newcomers load their task: they have arrived, or nobody would have asked."""
         return [self._assign(rank, joins=True) for rank in numbers]
 
@@ -225,8 +192,7 @@ class RayLauncher(Launcher):
         """Forget those who have arrived and are lost already; they have nothing to say yet."""
         if self._offered is not None:  # as many are to be let in as have been offered
             return
-        ended = wait([one.line.fileno() for one in self._arrived], timeout=0)
-        for one in [a for a in self._arrived if a.line.fileno() in ended]:
+        for one in [a for a in self._arrived if a.is_gone()]:
             self._arrived.remove(one)
             one.line.close()
 
@@ -301,7 +267,7 @@ class RayLauncher(Launcher):
         asked = self._asked.actors
         for one in asked:
             self._actors[one].dismiss()
-        self._arrived = [one for one in self._arrived if one.actor not in asked]
+        self._arrived = [one for one in self._arrived if one.caller not in asked]
         self._answered({"refused": why})
 
     def _answered(self, answer: dict[str, Any]) -> None:
@@ -319,7 +285,7 @@ class RayLauncher(Launcher):
             actor.dismiss()
         for line in [*(child.pipe for child in self.children), *(a.line for a in self._arrived)]:
             line.close()
-        if self._reception is not None:
-            self._reception.close()
+        if self._arrivals is not None:
+            self._arrivals.close()
         if self._server is not None:
             self._server.close()

@@ -12,8 +12,8 @@ from typing import Final
 
 from hocket import config
 from hocket.cli import training
-from hocket.cli.batch import scheduler
-from hocket.cli.batch.job import Training
+from hocket.cli.cluster import scheduler
+from hocket.cli.cluster.job import Training
 from hocket.cli.parsing import Commands, add_command
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment

@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 1 << 24  # the largest is an error with its traceback: kilo
 
 @dataclass(frozen=True)
 class Hello:
-    """The first thing a learner says: where Ray has put it."""
+    """The first thing a learner says: where it is."""
 
     node: str  # as Ray calls it
     host: str
@@ -71,7 +71,7 @@ def _restored(table: dict[str, Any]) -> Any:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-class RayLine:
+class Line:
     """One end of the connection, with the methods of a multiprocessing pipe."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hocket.cli.batch.job import Training
+from hocket.cli.cluster.job import Training
 from hocket.errors import ConfigError, HocketError, require
 
 _TIME: Final = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)

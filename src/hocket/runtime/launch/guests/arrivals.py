@@ -1,0 +1,160 @@
+"""Where learners call the launcher that it has not started itself, and how it seats them.
+
+a learner   calls, says where it is, and waits
+launcher    gives it its number in the record as soon as somebody asks to let it in
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Final
+
+from hocket.errors import ConfigError
+from hocket.runtime.launch.children import Child
+from hocket.runtime.launch.guests.line import Assignment, Hello, Line
+from hocket.runtime.net import addresses
+from hocket.runtime.net.handshake import NOBODY, Handshake
+from hocket.runtime.net.reception import GREETING_S, Reception
+from hocket.runtime.net.store_server import StoreServer
+
+PURPOSE: Final = "guest"
+CALL_S: Final = 60.0
+HELLO_S: Final = 10.0  # whoever has proved itself says it in the next moment
+
+
+@dataclass(frozen=True)
+class LauncherPlace:
+    """Where the launcher listens for learners."""
+
+    address: str
+    key: bytes = field(repr=False)
+
+    def handshake(self, number: int, timeout_s: float) -> Handshake:
+        """Return how one of both ends proves who it is."""
+        return Handshake(number, self.key, timeout_s, PURPOSE)
+
+    def call(self, number: int) -> Line:
+        """Connect to the launcher, as the caller of this number."""
+        return Line(self.handshake(number, CALL_S).call(NOBODY, self.address))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A learner that has called, and that has no number in the record yet."""
+
+    caller: int
+    line: Line
+    hello: Hello
+
+    def is_gone(self) -> bool:
+        """True if its line has ended; it has nothing to say before it is seated."""
+        return bool(wait([self.line.fileno()], timeout=0))
+
+
+class Arrivals:
+    """The launcher's ear: who has called since it looked last."""
+
+    def __init__(self, host: str, key: bytes) -> None:
+        listener = addresses.listen(f"{host}:0")
+        self.place = LauncherPlace(addresses.address_of(listener), key)
+        self._reception = Reception(self.place.handshake(NOBODY, GREETING_S), [listener])
+
+    def admit(self, wait_s: float = 0.0) -> list[Arrival]:
+        """Return who has called and said where it is."""
+        found = []
+        for caller, connection in self._reception.admit(wait_s):
+            line = Line(connection)
+            try:
+                hello = line.recv() if wait([line.fileno()], timeout=HELLO_S) else None
+            except (EOFError, OSError):  # it was lost again
+                hello = None
+            if isinstance(hello, Hello):
+                found.append(Arrival(caller, line, hello))
+            else:
+                line.close()
+        return found
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._reception.close()
+
+
+def open_to_others(host: str, key: bytes) -> tuple[StoreServer, Arrivals]:
+    """Serve a store, and wait for learners, at an address of this host that others can reach."""
+    try:
+        return StoreServer(key, [addresses.listen(f"{host}:0")]), Arrivals(host, key)
+    except OSError as error:
+        raise ConfigError(
+            f"this host cannot listen at {host!r} ({error.strerror or error}): give runtime.listen "
+            "(--listen) one of its own addresses, such as `hostname -I` prints"
+        ) from error
+
+
+@dataclass
+class RemoteProcess:
+    """The process of a learner on another host, as its launcher sees it: its line."""
+
+    line: Line
+    pid: int | None = None
+    exitcode: int | None = None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Do not wait: its host may be gone, and nobody could say."""
+
+    def is_alive(self) -> bool:
+        """Nobody knows; whoever asks would end it next."""
+        return False
+
+    def kill(self) -> None:
+        """Cut its line, at whose end it ends itself."""
+        self.line.cut()
+
+
+@dataclass
+class GuestBook:
+    """The learners that other hosts have brought, and that nobody has asked for yet."""
+
+    arrivals: Arrivals
+    waiting: dict[int, Arrival] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Take in new callers, and forget those who have gone."""
+        for one in self.arrivals.admit():
+            self.waiting[one.caller] = one
+        for one in [one for one in self.waiting.values() if one.is_gone()]:
+            del self.waiting[one.caller]
+            one.line.close()
+
+    def seat(self, callers: list[int], ranks: list[int]) -> list[Child]:
+        """Give the callers their numbers in the record; ConfigError if one of them has gone."""
+        gone = sorted(set(callers) - set(self.waiting))
+        if gone or len(callers) != len(ranks):
+            raise ConfigError(
+                f"of {len(callers)} learners that wanted to join, {len(gone)} did not call or have "
+                "ended: see the messages of the host that brought them, and ask again"
+            )
+        children = []
+        for caller, rank in zip(callers, ranks, strict=True):
+            one = self.waiting.pop(caller)
+            children.append(seated(one, rank, RemoteProcess(one.line), joins=True))
+        return children
+
+    def close(self) -> None:
+        """Send those away who still wait."""
+        for one in self.waiting.values():
+            one.line.close()
+        self.arrivals.close()
+
+
+def seated(
+    one: Arrival, rank: int, process: RemoteProcess, *, joins: bool, directory: str = ""
+) -> Child:
+    """Tell a learner its number; whether it still listens, the end of its line will say."""
+    child = Child(rank, process, one.line, host=one.hello.host, waits=joins, heard=time.monotonic())
+    try:
+        one.line.send(Assignment(rank, joins, directory))
+    except OSError:
+        return child
+    return child
