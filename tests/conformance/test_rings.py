@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -265,6 +265,13 @@ def test_a_learner_that_computes_more_of_the_time_is_not_slow_where_nobody_waits
     learners = [LearnerReport(rank, 5_000, 0, busy) for rank, busy in enumerate((0.06, 0.07, 0.11))]
     assert slow_learner(learners, synchronous=False) is None
     assert slow_learner(learners) is not None
+
+
+def test_a_learner_that_joined_late_is_not_slow() -> None:
+    early = [LearnerReport(rank, 5_000, 0, 0.9, there_s=10.0) for rank in range(3)]
+    late = LearnerReport(3, 1_000, 0, 0.9, there_s=2.0)
+    assert slow_learner([*early, late], synchronous=False) is None
+    assert slow_learner([*early, replace(late, there_s=10.0)], synchronous=False) is not None
 
 
 def test_the_report_draws_how_far_models_were_apart(tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ class LearnerReport:
     lost: bool = False  # died before the end
     lost_s: float | None = None  # when, since the run began
     skipped: int = 0  # steps not taken, because the gradient was not finite
+    there_s: float | None = None  # training time while it took part; None: an older record
+
+    @property
+    def pace(self) -> float:
+        """Frames per second while it took part, so that one who joined late is not called slow."""
+        return self.frames / self.there_s if self.there_s else float(self.frames)
 
 
 @dataclass(frozen=True)
@@ -126,9 +132,8 @@ def learner_report(
     there_s = (time_s if lost_s is None else lost_s) - books.since_s
     busy = books.compute_s / there_s if there_s > 0 else 0.0
     lost = lost_s is not None
-    return LearnerReport(
-        rank, books.frames, books.bytes_sent, busy, lost, lost_s, skipped=books.skipped
-    )
+    counts = (rank, books.frames, books.bytes_sent, busy, lost, lost_s)
+    return LearnerReport(*counts, skipped=books.skipped, there_s=max(0.0, there_s))
 
 
 SLOW = 0.7  # a learner is called slow if it does less than this share of what the median one does
@@ -143,13 +148,13 @@ def slow_learner(learners: Sequence[LearnerReport], *, synchronous: bool = True)
     there = [one for one in learners if not one.lost and one.frames]
     if len(there) < 2:
         return None
-    last = min(there, key=lambda one: one.frames)
-    usual = statistics.median(one.frames for one in there)
+    last = min(there, key=lambda one: one.pace)
+    usual = statistics.median(one.pace for one in there)
     busiest = max(there, key=lambda one: one.utilisation)
-    if last.frames < SLOW * usual:
+    if last.pace < SLOW * usual:
         if last.utilisation < SLOW * busiest.utilisation:
             return None  # it was given less to do (the ramp of `kaldi`)
-        share = f"{last.frames / usual:.0%} of the frames of the median learner"
+        share = f"{last.pace / usual:.0%} of the frames per second of the median learner"
         return f"rank {last.rank} is slow: {share}; the others do not wait for it"
     computing = statistics.median(one.utilisation for one in there)
     if synchronous and len(there) > 2 and computing < SLOW * busiest.utilisation:

@@ -114,6 +114,8 @@ def read_run(path: Path) -> RunRecord:
 def _learner(facts: dict[str, Any]) -> LearnerReport:
     """Return what one learner did, as the summary tells it."""
     figures = {key: number(facts[key]) for key in ("rank", "frames", "bytes_sent", "utilisation")}
+    if facts.get("there_s") is not None:
+        figures["there_s"] = number(facts["there_s"])
     return LearnerReport(**facts | figures)
 
 

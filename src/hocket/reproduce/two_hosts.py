@@ -53,13 +53,17 @@ class Pair:
 
     def torchrun(self, host: int, *arguments: str, port: int = 29511) -> subprocess.Popen[str]:
         """Start torchrun on one host, with one process."""
-        command = [
-            *("ip", "netns", "exec", self.names[host], sys.executable),
+        return self.python(
+            host,
             *("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
             *(f"--node-rank={host}", f"--master-addr={self.address}", f"--master-port={port}"),
-        ]
+            *arguments,
+        )
+
+    def python(self, host: int, *arguments: str) -> subprocess.Popen[str]:
+        """Start Python on one host."""
         return subprocess.Popen(
-            [*command, *arguments],
+            ["ip", "netns", "exec", self.names[host], sys.executable, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
