@@ -71,7 +71,7 @@ test-engines: setup
 	  timeout 120 $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check "$$package" || \
 	    echo "$$package cannot be installed: its tests are skipped"; \
 	done
-	HOCKET_MPIRUN=$(CURDIR)/$(ENGINES)/bin/mpirun timeout 600 $(ENGINES)/bin/python -m pytest tests/engines -rs
+	HOCKET_MPIRUN=$(CURDIR)/$(ENGINES)/bin/mpirun timeout 1500 $(ENGINES)/bin/python -m pytest tests/engines -rs
 
 bench: setup
 	$(BIN)/python benchmarks/simulator_overhead.py
