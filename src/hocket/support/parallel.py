@@ -49,7 +49,7 @@ def ordered_map(
     One job without `fresh` runs here, without a process.
     """
     if jobs <= 1 and not fresh:
-        yield from map(partial(_alone, function), pieces)
+        yield from map(partial(in_one_thread, function), pieces)
         return
     pool = ProcessPoolExecutor(
         max(1, min(jobs, len(pieces))),
@@ -87,7 +87,7 @@ def _end_workers(pool: ProcessPoolExecutor) -> None:
         process.terminate()
 
 
-def _alone(function: Callable[[T], R], piece: T) -> R:
+def in_one_thread(function: Callable[[T], R], piece: T) -> R:
     """Run with one thread, as the processes do: sums then come out the same."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
