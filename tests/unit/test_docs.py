@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from hocket import config
+from hocket.core import effects, stage_effects
+from hocket.core.effects import Effect
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "recipes/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,3 +42,50 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
     broken = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not broken
+
+
+def moved() -> list[str]:
+    """What the changelog's tables of moved names give as new: the second column, in full."""
+    text = (ROOT / "CHANGELOG.md").read_text().partition("### Moved import paths")[2]
+    found = []
+    for line in text.partition("\n### ")[0].splitlines():
+        if not line.startswith("| `hocket"):
+            continue
+        old, new = (re.findall(r"`([\w.*]+)", cell) for cell in line.split("|")[1:3])
+        names = old if new[0].endswith("*") else new
+        room = new[0].rpartition(".")[0]
+        for name in names:
+            stays = name.startswith("hocket.") and names is new
+            room = name.rpartition(".")[0] if stays else room
+            found.append(f"{room}.{name.rpartition('.')[2]}")
+    return found
+
+
+def test_names_that_have_moved_are_where_the_changelog_says() -> None:
+    assert len(moved()) > 100
+    for name in moved():
+        assert pkgutil.resolve_name(name), name
+
+
+def test_the_page_on_the_architecture_names_files_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    folders = [ROOT / name for name in ("src", "tests", "benchmarks")]
+    files = [str(path) for folder in folders for path in folder.rglob("*.py")]
+    named = re.findall(r"`([\w/]+\.py)`", page)
+    assert len(named) > 100
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+
+
+def test_the_page_on_the_architecture_names_every_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = {path.parent for path in (ROOT / "src/hocket").rglob("__init__.py")}
+    rooms.remove(ROOT / "src/hocket")
+    assert not [room for room in rooms if f"{room.name}/" not in page]
+
+
+def test_the_page_on_the_architecture_names_every_effect() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("| effect | answer |")[2].partition("\n\n")[0]
+    known = [*vars(effects).values(), *vars(stage_effects).values()]
+    kinds = {one for one in known if isinstance(one, type) and issubclass(one, Effect)} - {Effect}
+    assert not [kind.__name__ for kind in kinds if not re.search(rf"`{kind.__name__}\b", table)]
