@@ -90,6 +90,10 @@ def test_what_may_travel_to_a_process_is_looked_at_in_one_place() -> None:
     assert not users("torch.load", "torch.save")  # they pickle
 
 
+def test_signals_are_handled_in_one_place() -> None:
+    assert users("signal.signal", "signal.pthread_sigmask") == {"support/signals.py"}
+
+
 def test_global_process_groups_are_used_nowhere() -> None:
     for path in ROOT.rglob("*.py"):
         assert "init_process_group(" not in path.read_text(), path
