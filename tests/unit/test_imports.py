@@ -124,6 +124,13 @@ def test_no_folder_is_crowded() -> None:
             assert len(modules) <= 15, folder
 
 
+def test_no_file_is_long() -> None:
+    """Whoever reads one can still see what it is about."""
+    for folder in (ROOT, Path(__file__).parents[1]):
+        for path in folder.rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 400, path
+
+
 def test_no_two_classes_have_one_name() -> None:
     """Whoever searches for a class finds one."""
     classes = Counter(

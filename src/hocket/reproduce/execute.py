@@ -223,7 +223,7 @@ def _has_words(task: Task) -> bool:
 
 
 def _word_errors(run: Run, path: Path) -> float:
-    """Decode a run."""
+    """Decode a run; return its word error rate."""
     from hocket.speech.decode.decoding import Search
     from hocket.speech.decode.recognition import decode_run
 

@@ -44,7 +44,7 @@ class Utterances(Synthetic):
     """Synthetic frames, an utterance of 80 to 320 frames an item, as sequence criteria need it."""
 
     def items(self, split: str) -> Sequence[Item]:
-        """Return the utterances."""
+        """Return utterances: the place of the first frame, and how many there are."""
         lengths = self.lengths(split)
         starts = accumulate(lengths[:-1], initial=0)
         return [Item(start, length) for start, length in zip(starts, lengths, strict=True)]

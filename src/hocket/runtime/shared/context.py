@@ -98,7 +98,7 @@ class RankContext:
         return self.draw_item() if effect.ticket is None else effect.ticket
 
     def draw_item(self) -> Ticket:
-        """Draw an item."""
+        """Draw the next item of the pool; it is in this rank's hand until it is settled."""
         ticket = self.account.ledger.draw()
         self.account.hand.draw(ticket)
         return ticket
