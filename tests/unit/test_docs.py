@@ -12,6 +12,7 @@ import pytest
 from hocket import config
 from hocket.core import effects, stage_effects
 from hocket.core.effects import Effect
+from hocket.core.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "recipes/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -89,3 +90,12 @@ def test_the_page_on_the_architecture_names_every_effect() -> None:
     known = [*vars(effects).values(), *vars(stage_effects).values()]
     kinds = {one for one in known if isinstance(one, type) and issubclass(one, Effect)} - {Effect}
     assert not [kind.__name__ for kind in kinds if not re.search(rf"`{kind.__name__}\b", table)]
+
+
+def test_whoever_adds_a_strategy_is_told_all_that_it_can_declare() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    declared = [
+        name for name, kind in vars(Strategy)["__annotations__"].items() if "ClassVar" in kind
+    ]
+    assert "codes" in declared
+    assert not [name for name in declared if f"`{name}`" not in page]
