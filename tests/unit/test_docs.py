@@ -8,6 +8,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
+from unit.test_imports import names_in
 
 from hocket import config
 from hocket.core import effects, stage_effects
@@ -99,3 +100,38 @@ def test_whoever_adds_a_strategy_is_told_all_that_it_can_declare() -> None:
     ]
     assert "codes" in declared
     assert not [name for name in declared if f"`{name}`" not in page]
+
+
+def arrows() -> tuple[set[tuple[str, str]], dict[str, str]]:
+    """The arrows of the diagram of rooms, and each room's or module's box."""
+    diagram = (ROOT / "docs/architecture.md").read_text().partition("flowchart TD")[2]
+    diagram = diagram.partition("```")[0]
+    drawn = set(re.findall(r"^ +(\w+) --> (\w+)$", diagram, re.MULTILINE))
+    boxes = re.findall(r'^ +(\w+)\["([^<]+)<br', diagram, re.MULTILINE)
+    return drawn, {name: box for box, label in boxes for name in label.split(", ")}
+
+
+def imports_between(boxes: dict[str, str]) -> set[tuple[str, str]]:
+    """Which box imports from which."""
+    source, found = ROOT / "src", set()
+
+    def box(module: str) -> str | None:
+        rooms = [part for part in module.split(".")[1:] if part != "runtime"]
+        return boxes.get(rooms[0]) if rooms else None
+
+    for path in (source / "hocket").rglob("*.py"):
+        here = box(".".join(path.relative_to(source).with_suffix("").parts))
+        names = (name for name in names_in(path.read_text()) if name.startswith("hocket."))
+        found |= {(here, there) for name in names if here and (there := box(name))}
+    return {(here, there) for here, there in found if here != there}
+
+
+def test_the_diagram_of_rooms_shows_the_imports_there_are() -> None:
+    drawn, boxes = arrows()
+    used = imports_between(boxes)
+    assert len(used) > 40
+    assert not drawn - used, "an arrow that no import stands for"
+    follow = set(drawn)
+    while more := {(a, d) for a, b in follow for c, d in drawn if b == c} - follow:
+        follow |= more
+    assert not used - follow, "an import that no arrow shows"
