@@ -46,6 +46,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests_and_programs_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"\b((?:tests|benchmarks|examples|recipes)/[\w/]+\.py)\b", page.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def moved() -> list[str]:
     """What the changelog's tables of moved names give as new: the second column, in full."""
     text = (ROOT / "CHANGELOG.md").read_text().partition("### Moved import paths")[2]
