@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
-from hocket.reproduce import two_hosts
+from hocket.reproduce.setups import two_hosts
 
 LIMIT_S = 300.0
 WARM_UP, BATCH, WIDTH, CLASSES = 2, 64, 1024, 48

@@ -1,7 +1,7 @@
 """A learner of a run of Hocket's own, in its own process.
 
 It advances the strategy to its end, and keeps the record. Collectives, messages and threads are in
-`rank`, gradients in `gradient_effects`.
+`rank`, gradients in `effects`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hocket.runtime.net.addresses import own_address
 from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.connect import carrier
+from hocket.runtime.real.effects.gradients import GradientEffects
+from hocket.runtime.real.effects.stages import StageEffects
 from hocket.runtime.real.faults import Fate
-from hocket.runtime.real.gradient_effects import GradientEffects
 from hocket.runtime.real.quiet import QuietPoints
 from hocket.runtime.real.rank import RankRuntime
-from hocket.runtime.real.stage_effects import StageEffects
 from hocket.runtime.real.timeline import Timeline
-from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.boundary import BoundaryServices, at_boundary
 from hocket.runtime.shared.boundary_effects import Attend, Quiet, Regroup, Resume
 from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.context.account import Account
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.restore import restore, restore_counters
 from hocket.runtime.shared.stages.worker import worker_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from hocket.core.effects import Curvature, Deliver, Grad, Gradient, MeanGradient, Product
-from hocket.runtime.real.collective_effects import CollectiveEffects
+from hocket.runtime.real.effects.collectives import CollectiveEffects
 from hocket.runtime.real.executors import Executors
 from hocket.runtime.real.faults import Fate
 from hocket.runtime.real.timeline import Timeline

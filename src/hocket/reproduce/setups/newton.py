@@ -21,10 +21,10 @@ from typing import Final
 import torch
 
 from hocket.core.flat import Layout
-from hocket.core.gauss_newton import PRODUCT_COST
 from hocket.core.task import Item, Task
 from hocket.data.synthetic import Synthetic
 from hocket.models.dnn import DNN
+from hocket.models.gauss_newton import PRODUCT_COST
 from hocket.reproduce.tasks import Scale, Size, synthetic
 from hocket.runtime.sim.cost import Cluster, Host
 

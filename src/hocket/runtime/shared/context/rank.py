@@ -28,10 +28,10 @@ from hocket.core.stage_effects import (
     Backward,
 )
 from hocket.errors import DivergedError
-from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.agenda import Agenda
-from hocket.runtime.shared.guard import Guard
-from hocket.runtime.shared.reporter import Report, Reporter
+from hocket.runtime.shared.context.account import Account
+from hocket.runtime.shared.context.agenda import Agenda
+from hocket.runtime.shared.context.guard import Guard
+from hocket.runtime.shared.context.reporter import Report, Reporter
 from hocket.runtime.shared.worker import WorkerState
 
 
