@@ -13,7 +13,7 @@ import pytest
 
 from hocket.cli.main import main as hocket_command
 from hocket.core.accounts import Books, Ticket, Vitals
-from hocket.runtime.launch.guests.line import Assignment, GuestLine, Hello, decoded, encoded
+from hocket.runtime.launch.guests.line import Assignment, Hello, Line, decoded, encoded
 from hocket.runtime.launch.learner_process import NextGroup
 
 LIMIT_S = 20.0
@@ -23,7 +23,7 @@ LIMIT_S = 20.0
 def ends() -> Any:
     ours, theirs = socket.socketpair()
     theirs.settimeout(LIMIT_S)
-    line = GuestLine(ours)
+    line = Line(ours)
     yield line, theirs
     line.close()
     theirs.close()
@@ -45,7 +45,7 @@ def ends() -> Any:
 )
 def test_a_message_arrives_as_it_was(message: Any) -> None:
     ours, theirs = socket.socketpair()
-    here, there = GuestLine(ours), GuestLine(theirs)
+    here, there = Line(ours), Line(theirs)
     here.send(message)
     assert there.recv() == message
     here.close()
@@ -77,7 +77,7 @@ def test_nonsense_is_named(text: str) -> None:
         decoded(text.encode())
 
 
-def test_nonsense_ends_a_line_and_nothing_else(ends: tuple[GuestLine, socket.socket]) -> None:
+def test_nonsense_ends_a_line_and_nothing_else(ends: tuple[Line, socket.socket]) -> None:
     line, other = ends
     other.sendall(struct.pack("<I", 2) + b"{]")
     with pytest.raises(EOFError, match="Expecting"):
@@ -91,7 +91,7 @@ def test_random_bytes_are_the_end_of_a_line() -> None:
     dice = random.Random(25)
     for _ in range(300):
         ours, theirs = socket.socketpair()
-        line = GuestLine(ours)
+        line = Line(ours)
         body = dice.choice([dice.randbytes(dice.randrange(40)), json.dumps([1, {}]).encode()[:5]])
         theirs.sendall(struct.pack("<I", len(body)) + body)
         theirs.close()

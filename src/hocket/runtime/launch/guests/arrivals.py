@@ -13,7 +13,7 @@ from typing import Final
 
 from hocket.errors import ConfigError
 from hocket.runtime.launch.children import Child
-from hocket.runtime.launch.guests.line import Assignment, GuestLine, Hello
+from hocket.runtime.launch.guests.line import Assignment, Hello, Line
 from hocket.runtime.net import addresses
 from hocket.runtime.net.handshake import NOBODY, Handshake
 from hocket.runtime.net.reception import GREETING_S, Reception
@@ -35,9 +35,9 @@ class LauncherPlace:
         """Return how one of both ends proves who it is."""
         return Handshake(number, self.key, timeout_s, PURPOSE)
 
-    def call(self, number: int) -> GuestLine:
+    def call(self, number: int) -> Line:
         """Connect to the launcher, as the caller of this number."""
-        return GuestLine(self.handshake(number, CALL_S).call(NOBODY, self.address))
+        return Line(self.handshake(number, CALL_S).call(NOBODY, self.address))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Arrival:
     """A learner that has called, and that has no number in the record yet."""
 
     caller: int
-    line: GuestLine
+    line: Line
     hello: Hello
 
     def is_gone(self) -> bool:
@@ -65,7 +65,7 @@ class Arrivals:
         """Return who has called and said where it is."""
         found = []
         for caller, connection in self._reception.admit(wait_s):
-            line = GuestLine(connection)
+            line = Line(connection)
             try:
                 hello = line.recv() if wait([line.fileno()], timeout=HELLO_S) else None
             except (EOFError, OSError):  # it was lost again
@@ -96,7 +96,7 @@ def open_to_others(host: str, key: bytes) -> tuple[StoreServer, Arrivals]:
 class RemoteProcess:
     """The process of a learner on another host, as its launcher sees it: its line."""
 
-    line: GuestLine
+    line: Line
     pid: int | None = None
     exitcode: int | None = None
 

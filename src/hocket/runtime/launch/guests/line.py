@@ -71,7 +71,7 @@ def _restored(table: dict[str, Any]) -> Any:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-class GuestLine:
+class Line:
     """One end of the connection, with the methods of a multiprocessing pipe."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -22,7 +22,7 @@ from hocket.runtime.launch.guests.arrivals import (
     open_to_others,
     seated,
 )
-from hocket.runtime.launch.guests.line import GuestLine
+from hocket.runtime.launch.guests.line import Line
 from hocket.runtime.launch.launcher import START_S, STORE_LIMIT_S, Launcher
 from hocket.runtime.launch.learner_process import Orders
 from hocket.runtime.launch.on_ray.cluster import RayActor, RayCluster
@@ -152,7 +152,7 @@ class RayLauncher(Launcher):
     def _forget(self, actor: int) -> None:
         """Cut the line of an actor that calls again: whoever was there before is lost."""
         for child in self.children:
-            if child.rank == self._ranks_of.get(actor) and isinstance(child.pipe, GuestLine):
+            if child.rank == self._ranks_of.get(actor) and isinstance(child.pipe, Line):
                 child.pipe.cut()
         for one in self._arrived:
             if one.caller == actor:
