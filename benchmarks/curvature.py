@@ -10,7 +10,7 @@ order shuffled again; the ratio is taken within a repeat. Printed: median and ra
 and by processor time. `twice backward` is the other way to the same product.
 
 Goal: at most 2.2 gradients for the DNN. What the simulator charges is between the first two rows:
-`hocket.core.gauss_newton.PRODUCT_COST`; for a model with an LSTM it is `LSTM_COST`.
+`hocket.models.gauss_newton.PRODUCT_COST`; for a model with an LSTM it is `LSTM_COST`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hocket import DNN, Item, Loss, PNorm, Sequential, Task
 from hocket.core.accounts import Ticket
-from hocket.core.gauss_newton import LSTM_COST, PRODUCT_COST
 from hocket.experiment import Experiment
+from hocket.models.gauss_newton import LSTM_COST, PRODUCT_COST
 from hocket.runtime.shared.worker import Worker
 
 

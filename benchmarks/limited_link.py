@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import hocket
-from hocket.reproduce import two_hosts
+from hocket.reproduce.setups import two_hosts
 
 LIMIT_S = 300.0
 WARM_UP, BATCH, WIDTH, CLASSES = 2, 64, 1024, 48
@@ -88,16 +88,8 @@ def loop(contender: str, steps: int, layers: int) -> list[float]:
 
 def measured(pair: two_hosts.Pair, contender: str, args: argparse.Namespace) -> float:
     given = ("--contender", contender, "--steps", str(args.steps), "--layers", str(args.layers))
-    started = [pair.torchrun(host, __file__, *given) for host in range(2)]
-    try:
-        said = [process.communicate(timeout=LIMIT_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, errors) in zip(started, said, strict=True):
-        if process.returncode:
-            sys.exit(f"{contender} failed:\n{errors[-2000:]}")
-    return float(statistics.median(json.loads(said[0][0].splitlines()[-1])))
+    first, _ = pair.run(__file__, *given, limit_s=LIMIT_S)
+    return float(statistics.median(json.loads(first.splitlines()[-1])))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hocket
 from benchmarks.contenders import Clock, ticks
-from hocket.data.chunks import Chunks, padded_share
+from hocket.data.chunks import Chunks
 from hocket.models.streaming import Streaming
 from hocket.optim.natural_gradient.preconditioning import NaturalGradientOptions
 
@@ -231,6 +231,11 @@ def scoring() -> None:
             stream.finish()
 
         print(f"scores by {model.name}: {60_000 / milliseconds(whole, 3):,.0f} x real time a core")
+
+
+def padded_share(counts: Sequence[int]) -> float:
+    """The share of a minibatch that is padding."""
+    return 1 - sum(counts) / (max(counts) * len(counts))
 
 
 def packing(args: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hocket
 from benchmarks.contenders import LR, Clock, ticks
-from hocket.reproduce.paced import Paced
+from hocket.reproduce.setups.paced import Paced
 from hocket.reproduce.tasks import synthetic
 
 LEARNERS = 4

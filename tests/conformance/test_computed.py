@@ -19,7 +19,7 @@ from hocket.core.learner import Learner
 from hocket.core.strategy import State
 from hocket.errors import ContractError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.shared.hand import Hand
+from hocket.runtime.shared.context.hand import Hand
 
 both_worlds = pytest.mark.parametrize("world", [simulated, real], ids=["simulated", "real"])
 

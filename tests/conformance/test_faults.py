@@ -154,7 +154,7 @@ def test_a_pause_stops_the_whole_learner_its_services_too() -> None:
     answers = [s.start_s for s in sim.trace.spans if s.kind == "send" and s.rank == 0]
     assert any(0.02 < at < 5.02 for at in arrivals), "it was asked meanwhile"
     assert not any(0.02 < at < 5.02 for at in answers)
-    assert not sim.pauses_to_come()
+    assert not sim._pauses_to_come
 
 
 def test_a_pause_is_over_before_a_quiet_point_is_reached() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,68 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import keep_only_first_checkpoint, real, same_model, simulated
+from helpers.pipelines import CUTS, ITEMS, LR, Layers, layered, run
+from helpers.runs import real, same_model, simulated
 from helpers.tasks import WithBuffers, WithDropout
 from reference.pipeline_twin import Twin
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from hocket import DNN, SGD, Cluster, Constant, Exponential, Loss, Pipeline, Sequential, Synthetic
 from hocket.core.task import Item, Task
-from hocket.errors import ConfigError, HocketError, LearnerFailedError, TaskError
+from hocket.errors import ConfigError, HocketError, TaskError
 from hocket.experiment import Experiment
 from hocket.runtime.shared.worker import new_model
-from hocket.runtime.sim.cost import Death, Host
-
-ITEMS, WIDTHS = 12, (6, 7, 8, 9, 4)
-LR = 1.0
-
-
-@dataclass(frozen=True)
-class Layers(Task):
-    """Sigmoid layers, and classes of noise: small, and nothing in it is symmetric."""
-
-    def build_model(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        for fan_in, fan_out in itertools.pairwise(WIDTHS):
-            linear = nn.Linear(fan_in, fan_out)
-            nn.init.normal_(linear.weight, std=fan_in**-0.5 * 2)
-            layers += [linear, nn.Sigmoid()]
-        return nn.Sequential(*layers[:-1])
-
-    def items(self, split: str) -> list[Item]:
-        return [Item(n, 8) for n in range(ITEMS if split == "train" else 5)]
-
-    def load(self, split: str, item: Item, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rng = np.random.default_rng([3, int(str(item.id)), split == "dev"])
-        x = rng.normal(size=(item.frames, WIDTHS[0])).astype(np.float32)
-        labels = rng.integers(0, WIDTHS[-1], item.frames)
-        # Memory of torch's own: a product is rounded otherwise where numbers begin at odd places.
-        return torch.from_numpy(x).clone(), torch.from_numpy(labels)
-
-    def loss(self, model: nn.Module, batch: Any) -> Loss:
-        x, labels = batch
-        scores = model(x)
-        correct = (scores.argmax(1) == labels).sum()
-        return Loss(cross_entropy(scores, labels, reduction="sum"), len(labels), correct)
-
-
-CUTS = {1: (), 2: (3,), 3: (2, 4), 4: (2, 4, 6)}  # before a layer, and between it and its sigmoid
-
-
-def layered(stages: int, **more: Any) -> Pipeline:
-    return Pipeline(stages=stages, cut=CUTS[stages], **more)
-
-
-def run(strategy: Any, epochs: int = 2, momentum: float = 0.5, **more: Any) -> Any:
-    return simulated(
-        Layers(),
-        strategy,
-        optimizer=SGD(lr=LR, momentum=momentum),
-        schedule=Constant(epochs=epochs),
-        **{"evaluate_every": epochs, "checkpoint_every": epochs} | more,
-    )
-
+from hocket.runtime.sim.cost import Host
 
 # ------------------------------------------------------------------ the twin
 
@@ -268,49 +217,6 @@ def test_without_a_flush_only_its_beginning_and_end_are_idle(tmp_path: Path) -> 
     )
     for rank in range(4):
         assert idle_share(tmp_path, rank, result.time_s) < 4 / (20 * ITEMS)
-
-
-# ------------------------------------------------------------------ losses and resuming
-
-
-def test_a_lost_stage_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
-    cluster = Cluster((Host(attendants=2),), deaths=(Death(1, at_s=0.005),))
-    said = r"rank 1 \(which held a stage of the model\) was lost .*--resume"
-    with pytest.raises(LearnerFailedError, match=said):
-        simulated(Layers(), layered(3), cluster, schedule=Constant(epochs=40))
-
-
-def test_a_resumed_run_equals_the_whole_bit_for_bit(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"checkpoint_every": 0.7, "keep_checkpoints": 99, "epochs": 4}
-    whole = run(layered(3), out=tmp_path / "whole", **more)
-    keep_only_first_checkpoint(tmp_path / "whole", tmp_path / "part")
-    part = run(layered(3), out=tmp_path / "part", resume=True, **more)
-    assert same_model(whole, part)
-    assert (part.loss, part.frames) == (whole.loss, whole.frames)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_it_is_resumed_with_another_number_of_stages(stages: int, tmp_path: Path) -> None:
-    """With a flush it is SGD however many there are: so momentum has gone to the right layers."""
-    more: dict[str, Any] = {"checkpoint_every": 0.7, "keep_checkpoints": 99, "epochs": 3}
-    run(layered(3, flush=True), out=tmp_path / "3", momentum=0.9, **more)
-    part = keep_only_first_checkpoint(tmp_path / "3", tmp_path / "part")
-    result = run(layered(stages, flush=True), out=part, resume=True, momentum=0.9, **more)
-    plain = run(Sequential(), momentum=0.9, epochs=3)
-    for name, value in plain.model.items():
-        torch.testing.assert_close(result.model[name], value, rtol=1e-5, atol=1e-6)
-    assert result.frames == plain.frames
-
-
-def test_it_is_resumed_with_another_cut_of_as_many_stages(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"checkpoint_every": 0.7, "keep_checkpoints": 99, "epochs": 3}
-    run(layered(3, flush=True), out=tmp_path / "a", momentum=0.9, **more)
-    part = keep_only_first_checkpoint(tmp_path / "a", tmp_path / "part")
-    other = Pipeline(stages=3, cut=(1, 5), flush=True)
-    result = run(other, out=part, resume=True, momentum=0.9, **more)
-    plain = run(Sequential(), momentum=0.9, epochs=3)
-    for name, value in plain.model.items():
-        torch.testing.assert_close(result.model[name], value, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------ refusals

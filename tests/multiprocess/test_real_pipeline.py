@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.test_pipeline import ITEMS, Layers, layered
+from helpers.pipelines import ITEMS, Layers, layered
 
 from hocket import SGD, Constant, api
 from hocket.cli.main import main

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +40,6 @@ from hocket.speech.features import store
 from hocket.speech.graph.arpa import read_arpa
 
 MISSING = str(Path("nowhere") / "file.txt")
-
-
-ARPA_OPTION: dict[str, Any] = {"arpa": "lm.arpa"}
 
 
 CASES = [

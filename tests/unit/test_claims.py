@@ -12,9 +12,10 @@ from hocket.cli.main import main
 from hocket.errors import ConfigError
 from hocket.report import charts
 from hocket.report.runs import Point
-from hocket.reproduce import all_claims, checks, find, headlines, outcome, two_hosts, writing
+from hocket.reproduce import all_claims, checks, find, headlines, outcome, writing
 from hocket.reproduce.claim import Bench, Claim
 from hocket.reproduce.outcome import Arm, Found
+from hocket.reproduce.setups import two_hosts
 from hocket.reproduce.tasks import SIZES, Scale
 
 LINKED = "onebit-speed"  # starts eight programs, on two hosts of its own

@@ -29,7 +29,7 @@ from hocket import (
     Result,
     TopK,
 )
-from hocket.cli import listing
+from hocket.cli.about import listing
 from hocket.cli.main import main
 from hocket.codecs import CODECS
 from hocket.core.codec import Codec

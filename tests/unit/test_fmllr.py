@@ -14,7 +14,7 @@ from unit.test_alignment import store
 from hocket.errors import ConfigError, UnreadableError
 from hocket.speech.gmm import fmllr, training
 from hocket.speech.gmm.alignment import GMMHMM, Corpus, usable
-from hocket.speech.gmm.fmllr import SpeakerSums, best_transform, quality
+from hocket.speech.gmm.fmllr import SpeakerSums, best_transform
 from hocket.speech.gmm.gmm import GMM
 from hocket.speech.gmm.speakers import Speakers, identity, transformed
 from hocket.speech.gmm.training import SPEAKERS, GMMOptions, Trainer
@@ -97,6 +97,13 @@ def test_pieces_of_long_utterances_change_nothing(monkeypatch: pytest.MonkeyPatc
     whole = sums(gmm, y, pdf, identity(DIMS))
     monkeypatch.setattr(fmllr, "PIECE", 7)
     assert np.allclose(sums(gmm, y, pdf, identity(DIMS)).g, whole.g, rtol=1e-5)
+
+
+def quality(total: SpeakerSums, w: Doubles) -> float:
+    """Q(W), eq. 2 of `fmllr`."""
+    _, volume = np.linalg.slogdet(w[:, :-1])
+    square = np.einsum("ij,ijk,ik->", w, total.g, w)
+    return float(total.frames * volume - 0.5 * square + (w * total.k).sum())
 
 
 def test_no_round_over_the_rows_lowers_q_and_in_the_end_it_has_no_slope() -> None:

@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 
 from hocket import DNN, Cluster, Constant, HessianFree, Loss, PNorm, Sequential, Task
 from hocket.core.accounts import DRY, Ticket
-from hocket.core.gauss_newton import LSTM_COST, PRODUCT_COST, GaussNewton
 from hocket.core.learner import Learner
 from hocket.core.strategy import State
 from hocket.errors import TaskError
 from hocket.experiment import Experiment, RuntimeOptions
+from hocket.models.gauss_newton import LSTM_COST, PRODUCT_COST, GaussNewton
 from hocket.runtime.shared.worker import Worker
 
 FRAMES = 7

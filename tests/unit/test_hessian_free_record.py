@@ -13,8 +13,8 @@ from helpers.runs import real, simulated, simulator
 from helpers.tasks import Quadratic, acoustic
 
 from hocket import Cluster, Constant, HessianFree, Sequential, config
-from hocket.core.gauss_newton import PRODUCT_COST
 from hocket.experiment import Experiment, RuntimeOptions
+from hocket.models.gauss_newton import PRODUCT_COST
 from hocket.record.display import LineDisplay, measured
 from hocket.report.page import write_page
 from hocket.report.runs import read_run

@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,7 @@ from hocket.strategies import STRATEGIES
 ROOT = Path(hocket.__file__).parent
 
 
+@cache
 def names_in(text: str) -> set[str]:
     """Every module that code names: by import, or as attributes of one (`torch.distributed.x`)."""
     nodes = list(ast.walk(ast.parse(text)))
@@ -90,6 +92,10 @@ def test_what_may_travel_to_a_process_is_looked_at_in_one_place() -> None:
     assert not users("torch.load", "torch.save")  # they pickle
 
 
+def test_signals_are_handled_in_one_place() -> None:
+    assert users("signal.signal", "signal.pthread_sigmask") == {"support/signals.py"}
+
+
 def test_global_process_groups_are_used_nowhere() -> None:
     for path in ROOT.rglob("*.py"):
         assert "init_process_group(" not in path.read_text(), path
@@ -115,9 +121,15 @@ def test_training_needs_none_of_the_speech_libraries() -> None:
 def test_no_folder_is_crowded() -> None:
     """A newcomer sees at a glance which room a line belongs in."""
     for folder in {path.parent for path in ROOT.rglob("*.py")}:
-        modules = [path for path in folder.glob("*.py") if path.stem != "__init__"]
         if folder.name not in ("strategies", "claims"):
-            assert len(modules) <= 15, folder
+            assert len(list(folder.glob("*.py"))) <= 15, folder
+
+
+def test_no_file_is_long() -> None:
+    """Whoever reads one can still see what it is about."""
+    for folder in (ROOT, Path(__file__).parents[1]):
+        for path in folder.rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 400, path
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -134,6 +146,35 @@ def test_no_two_classes_have_one_name() -> None:
 def test_every_room_says_what_lives_there_and_what_it_may_import() -> None:
     for path in ROOT.rglob("__init__.py"):
         assert "import" in (ast.get_docstring(ast.parse(path.read_text())) or ""), path
+
+
+def rooms_of(path: Path) -> set[str]:
+    """The rooms a module imports from, by the names that docstrings use."""
+    whole = {name for name in names_in(path.read_text()) if name.startswith("hocket.")}
+    found = set()
+    for name in whole:
+        _, room, *rest = name.split(".")
+        inner = room in ("runtime", "speech") and rest and (ROOT / room / rest[0]).is_dir()
+        found.add(f"{room}.{rest[0]}" if inner else room)
+    return {room for room in found if (ROOT / room.replace(".", "/")).is_dir()}
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        "codecs", "core", "data", "models", "optim", "record", "report", "strategies", "support",
+        "runtime.net", "runtime.shared", "speech.corpus", "speech.features", "speech.gmm",
+        "speech.graph", "speech.input",
+    ],
+)  # fmt: skip
+def test_a_room_imports_what_its_docstring_says_and_no_more(room: str) -> None:
+    folder = ROOT / room.replace(".", "/")
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    sentence = re.split(r"\.(?:\s|$)|; never", text.partition("import ")[2])[0]
+    said = set(re.findall(r"[\w.]*\w", sentence))
+    above = {room, room.partition(".")[0]}
+    used = {one for path in folder.rglob("*.py") for one in rooms_of(path)}
+    assert used - above <= said
 
 
 def test_public_names_are_pinned() -> None:

@@ -13,12 +13,12 @@ from typing import ClassVar
 import pytest
 
 from hocket import config
-from hocket.cli import method
+from hocket.cli.about import docstring, method
+from hocket.cli.about.fields import comments, comments_in
 from hocket.cli.main import COMMANDS, main
 from hocket.reproduce import all_claims
 from hocket.strategies import STRATEGIES
-from hocket.support import docstring, text
-from hocket.support.fields import comments, comments_in
+from hocket.support import text
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hocket import CLDNN, LSTM, TDNN, Constant, HocketError, NaturalSGD
-from hocket.core.gauss_newton import LSTM_COST, PRODUCT_COST, GaussNewton
+from hocket.models.gauss_newton import LSTM_COST, PRODUCT_COST, GaussNewton
 from hocket.models.lstm import LSTMNetwork, Recurrent, lstm_stack
 from hocket.models.lstm_layer import Direction
 from hocket.models.sequence import SequenceModel, SequenceNetwork

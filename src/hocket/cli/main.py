@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from hocket.cli import boundary, listing, report, speech, split, training
+from hocket.cli import boundary, report, speech, split, training
+from hocket.cli.about import listing
 from hocket.cli.cluster import command as batch, join
 from hocket.cli.parsing import Commands, add_command, needs
 from hocket.reproduce import command as reproduce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TypeAlias
 
 from hocket.core.limits import MOST_PROCESSES
@@ -22,6 +23,20 @@ def add_command(
         description=description or f"{summary[0].upper()}{summary[1:]}.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_settings(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add `--config` and `--set`, as every command has them that builds a run."""
+    add = command.add_argument
+    add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        dest="settings",
+        help="set one option; may be given several times (`hocket options` lists all)",
     )
 
 

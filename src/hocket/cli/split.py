@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from hocket import config
 from hocket.cli import training
-from hocket.cli.parsing import Commands, add_command
+from hocket.cli.parsing import Commands, add_command, add_settings
 from hocket.errors import ConfigError
 from hocket.experiment import RuntimeOptions
 from hocket.models.stages import Profile, check_cut, counted, layers_of, measured, stages_of
@@ -43,15 +42,7 @@ def add_commands(commands: Commands) -> None:
     add("--stages", type=int, metavar="S", required=True, help="how many stages")
     add("--cut", metavar="N,N", help="the first layer of each stage but the first")
     add("--count", action="store_true", help="count operations; measure nothing")
-    add("--config", type=Path, metavar="FILE", help="a TOML file, as of `hocket train`")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        dest="settings",
-        help="set one option, such as model.width=1024; may be given several times",
-    )
+    add_settings(command)
 
 
 def _split(args: argparse.Namespace) -> int:

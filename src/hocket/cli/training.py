@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from hocket import api, config, running
 from hocket.api import Result
 from hocket.cli.boundary import STOPPED
-from hocket.cli.parsing import Commands, add_command
+from hocket.cli.parsing import Commands, add_command, add_settings
 from hocket.errors import ConfigError, require
 from hocket.experiment import RuntimeOptions
 from hocket.record.results import slow_learner
@@ -159,15 +159,7 @@ def add_run_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) 
         metavar="RUN_OR_FILE",
         help="start from the model of a finished run, or from a .safetensors file",
     )
-    add("--config", type=Path, metavar="FILE", help="a TOML file, or a run's config.json")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        dest="settings",
-        help="set one option; may be given several times (`hocket options` lists all)",
-    )
+    add_settings(command)
     add("--resume", action="store_true", help="continue from the last checkpoint in RUN")
     add("--quiet", action="store_true", help="show no progress")
 

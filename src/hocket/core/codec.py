@@ -272,12 +272,12 @@ class Lossy(Codec):
 
     @property
     def feeds_back(self) -> bool:
-        """As it was chosen."""
+        """What the option `error_feedback` says."""
         return self.error_feedback
 
     @property
     def starts_at(self) -> int:
-        """As it was chosen."""
+        """What the option `start_frames` says."""
         return self.start_frames
 
 

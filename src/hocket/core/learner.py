@@ -65,7 +65,7 @@ class Rate(Protocol):
     """The local learning rate now: at the strategy's gain, or at that of a phase of its own."""
 
     def __call__(self, gain: float | None = None) -> float:
-        """Return it."""
+        """Return the rate; `gain`: of the phase, if it is not the strategy's."""
         ...
 
 

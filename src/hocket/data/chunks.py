@@ -12,7 +12,6 @@ No state goes from one item to another: any learner can compute any item.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -195,8 +194,3 @@ def chunk_loss(model: nn.Module, batch: Chunks, reach: tuple[int, int]) -> Loss:
     total = cross_entropy(scores, batch.labels, reduction="sum")
     correct = (scores.detach().argmax(1) == batch.labels).sum()
     return Loss(total, len(batch.labels), correct)
-
-
-def padded_share(counts: Sequence[int]) -> float:
-    """Return the share of a minibatch that is padding, for benchmarks."""
-    return 1 - sum(counts) / (max(counts) * len(counts))

@@ -52,7 +52,7 @@ class Counters(Protocol):
         ...
 
     def get(self, key: str) -> str:
-        """Return a stored value."""
+        """Return what some learner has put there."""
         ...
 
 
@@ -73,7 +73,7 @@ class LocalCounters:
         self.values[key] = value
 
     def get(self, key: str) -> str:
-        """Return a stored value."""
+        """Return a value that `put` has kept."""
         return self.values[key]
 
 
@@ -94,7 +94,7 @@ class Volume:
         self._counters.put(self._prefix + key, value)
 
     def get(self, key: str) -> str:
-        """Return a stored value."""
+        """Return a value of this volume."""
         return self._counters.get(self._prefix + key)
 
     def read(self, key: str) -> int:

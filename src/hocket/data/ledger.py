@@ -42,7 +42,7 @@ class Ledger(Protocol):
         ...
 
     def draw(self) -> Ticket:
-        """Take the next item."""
+        """Take the next item; a dry ticket if there is none left."""
         ...
 
     def settle(

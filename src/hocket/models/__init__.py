@@ -1,4 +1,4 @@
-"""Acoustic models: feed-forward, time-delay and recurrent networks.
+"""Acoustic models: feed-forward, time-delay and recurrent networks; curvature of any model.
 
 May import core, support, errors: a model knows neither its data nor who trains it.
 """

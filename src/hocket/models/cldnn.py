@@ -127,7 +127,7 @@ class CLDNN(SequenceModel):
         return USUAL_LEFT + self.reach[0], self.reach[1]
 
     def network(self, num_inputs: int, num_outputs: int) -> CLDNNNetwork:
-        """Return a new network."""
+        """Return a new network, if convolution and pooling fit into so many values."""
         require(
             num_inputs >= self.conv_bins + self.pool_bins - 1,
             f"model.conv_bins = {self.conv_bins} and model.pool_bins = {self.pool_bins} leave "

@@ -115,7 +115,7 @@ def lstm_stack(
     dropout: float = 0.0,
     recurrent_dropout: float = 0.0,
 ) -> Stack:
-    """Return new LSTM layers."""
+    """Return new LSTM layers, each reading what the one below gives."""
     size = (projection or cells) * (2 if bidirectional else 1)
     made = []
     for fan_in in [num_inputs, *[size] * (layers - 1)]:
@@ -204,7 +204,7 @@ class LSTM(SequenceModel):
         return USUAL_LEFT, USUAL_LEFT if self.bidirectional else self.reach[1]
 
     def network(self, num_inputs: int, num_outputs: int) -> LSTMNetwork:
-        """Return a new network."""
+        """Return a new network: the LSTM layers, and one affine layer on top."""
         stack = lstm_stack(
             num_inputs,
             self.cells,

@@ -12,6 +12,7 @@ test` runs every claim with --smoke.
     cache.py       what was computed before           writing.py     table, page, docs/results
     outcome.py     arms, times to a loss              headlines.py   the literature on one page
     command.py     the command                        tasks.py       the task when none is given
+    claims/        one file per claim                 setups/        what several claims share
 
 May import everything but `cli`.
 """

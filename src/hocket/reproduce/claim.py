@@ -98,7 +98,7 @@ class Bench:
         """Declare a run: in the simulator, or with `real` in so many processes.
 
         `link_mbit`: in real processes on two hosts, network namespaces of this one, joined by
-        a link of that speed (`hocket.reproduce.two_hosts`). `tuned_as`: the arm that is tuned in
+        a link of that speed (`setups/two_hosts.py`). `tuned_as`: the arm that is tuned in
         place of this one, where both take the same steps and only their time differs. `work`: see
         `Run`.
 

@@ -24,9 +24,10 @@ from hocket.core.accounts import Ticket
 from hocket.core.task import Task
 from hocket.errors import DivergedError
 from hocket.record.rundir import RunDirectory
-from hocket.reproduce import cache, outcome, two_hosts
+from hocket.reproduce import cache, outcome
 from hocket.reproduce.claim import Run
 from hocket.reproduce.outcome import Arm, Found, Outcome
+from hocket.reproduce.setups import two_hosts
 from hocket.reproduce.statistics import MARGIN
 from hocket.runtime.shared.worker import Worker
 from hocket.speech.chunk_task import SpeechChunks
@@ -232,7 +233,7 @@ def _has_words(task: Task) -> bool:
 
 
 def _word_errors(run: Run, path: Path) -> float:
-    """Decode a run."""
+    """Decode a run; return its word error rate."""
     from hocket.speech.decode.decoding import Search
     from hocket.speech.decode.recognition import decode_run
 

@@ -48,7 +48,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final
 
 import torch
 
@@ -212,7 +212,7 @@ class AsyncEASGD(Elastic):
     uncoded_because: ClassVar[str] = NEVER_MEET
     commits_when: ClassVar[str] = "the elastic step is applied"
     synchronous: ClassVar[bool] = False
-    evaluates: ClassVar[Literal["replica", "average", "root"]] = "root"
+    evaluates: ClassVar = "root"
 
     def check_force(self, alpha: float, num_learners: int) -> None:
         """Refuse a force with which a learner would overshoot the centre."""

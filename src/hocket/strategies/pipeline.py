@@ -14,7 +14,7 @@ context-dependent deep neural networks", Interspeech 2012.
 | f_s, w_s    | `me.forward`, `state.params` | the layers of a stage, and their parameters     |
 | y_s, dy_s   | `out`, `dx`           | what goes up to the next stage, and what comes back    |
 | delay(s)    | `delay`               | steps between a minibatch's forward and its own step   |
-| n - m       | `line`                | minibatches under way at a stage                       |
+| n - m       | `queue`               | minibatches under way at a stage                       |
 | lr          | `me.lr`               | of the first stage, when it drew the minibatch         |
 
 Every stage alternates: one minibatch forward, an older one backward. When the top stage works on
@@ -92,7 +92,7 @@ class UnderWay:
 
 
 @dataclass
-class Line:
+class StageQueue:
     """What is under way at a stage, the oldest first, and the gradient of the parts that are back.
 
     It is empty at every quiet point, so no checkpoint needs it.
@@ -226,36 +226,36 @@ class Pipeline(InStages[StageState]):
 
     async def feed(self, me: Learner, state: StageState) -> None:
         """The lowest stage: draw until a quiet point is needed, then let the pipeline run empty."""
-        line = Line(deque())
+        queue = StageQueue(deque())
         while await me.look(state):
             ticket = await me.draw()
             if ticket.dry:
                 break
             parts = min(self.micro_batches, ticket.frames)
             for which in range(parts):
-                await self.go_up(me, state, line, (ticket, which, parts, me.lr, None))
+                await self.go_up(me, state, queue, (ticket, which, parts, me.lr, None))
         if me.rank + 1 < self.stages:
             await me.send(me.rank + 1, UP, None)
-        await self.come_back(me, state, line, 0)
+        await self.come_back(me, state, queue, 0)
 
     async def serve(self, me: Learner, state: StageState) -> None:
         """Every other stage: take what comes up; None: nothing more until the next quiet point."""
-        line = Line(deque())
+        queue = StageQueue(deque())
         while True:
             # While nothing is under way a neighbour may leave: the run may be over for it.
-            idle = not line.under_way
+            idle = not queue.under_way
             source = me.rank - 1
             message = await (me.recv(UP, source) if idle else self.received(me, UP, source))
             what = message.payload
             if what is not None:
-                await self.go_up(me, state, line, what)
+                await self.go_up(me, state, queue, what)
                 continue
             if me.rank + 1 < self.stages:
                 await me.send(me.rank + 1, UP, None)
-            await self.come_back(me, state, line, 0)
+            await self.come_back(me, state, queue, 0)
 
     async def go_up(
-        self, me: Learner, state: StageState, line: Line, what: tuple[Any, ...]
+        self, me: Learner, state: StageState, queue: StageQueue, what: tuple[Any, ...]
     ) -> None:
         """Forward of a minibatch, or a part of it, and backward of what is due by then."""
         ticket, which, of, lr, x = what
@@ -265,28 +265,28 @@ class Pipeline(InStages[StageState]):
         passed = await me.forward(params, ticket, x, part)  # eq. 1
         if me.rank + 1 < self.stages:
             await me.send(me.rank + 1, UP, (ticket, which, of, lr, passed.out))
-        one = UnderWay(ticket, part, lr, params, line.steps, passed.sums)
-        line.under_way.append(one)
+        one = UnderWay(ticket, part, lr, params, queue.steps, passed.sums)
+        queue.under_way.append(one)
         if not self.flush:
-            await self.come_back(me, state, line, delay)
+            await self.come_back(me, state, queue, delay)
         elif one.completes or me.rank + 1 == self.stages:
-            await self.come_back(me, state, line, 0)
+            await self.come_back(me, state, queue, 0)
 
-    async def come_back(self, me: Learner, state: StageState, line: Line, left: int) -> None:
+    async def come_back(self, me: Learner, state: StageState, queue: StageQueue, left: int) -> None:
         """Backward of the oldest, until so many are left under way."""
-        while len(line.under_way) > left:
-            one = line.under_way.popleft()
+        while len(queue.under_way) > left:
+            one = queue.under_way.popleft()
             sums, dy = one.sums, None
             if me.rank + 1 < self.stages:
                 sums, dy = (await self.received(me, DOWN, me.rank + 1)).payload
             back = await me.backward(one.params, one.ticket, dy, sums, one.part)  # eq. 2
             if me.rank:
                 await me.send(me.rank - 1, DOWN, (sums, back.dx))
-            grad = add_(line, back.grad, one)
+            grad = add_(queue, back.grad, one)
             if one.completes:
                 me.step_(state.params, grad, state.optimizer, lr=one.lr)  # eq. 3
-                me.measure(f"delay_stage_{me.rank + 1}", float(line.steps - one.steps))
-                line.steps += 1
+                me.measure(f"delay_stage_{me.rank + 1}", float(queue.steps - one.steps))
+                queue.steps += 1
                 del back, grad  # else the next backward would have memory for another one
                 if not me.rank:
                     await me.commit((one.ticket,))
@@ -302,17 +302,17 @@ class Pipeline(InStages[StageState]):
             ) from error
 
 
-def add_(line: Line, grad: Grad, one: UnderWay) -> Grad:
+def add_(queue: StageQueue, grad: Grad, one: UnderWay) -> Grad:
     """Return the gradient of all parts that are back; each is a part of the minibatch's mean."""
     if one.part[1] == 1:
         return grad
-    if line.sum is None:
-        line.sum = grad.vector
+    if queue.sum is None:
+        queue.sum = grad.vector
     else:
-        whole = grad.part(range(line.sum.numel()))
+        whole = grad.part(range(queue.sum.numel()))
         for start, piece in whole.pieces:
-            line.sum[start : start + piece.numel()].add_(piece)
-    added = replace(grad, whole=line.sum, frames=one.ticket.frames)
+            queue.sum[start : start + piece.numel()].add_(piece)
+    added = replace(grad, whole=queue.sum, frames=one.ticket.frames)
     if one.completes:
-        line.sum = None
+        queue.sum = None
     return added

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hocket.errors import ConfigError
+from hocket.support.files import atomically
 
 OPSET = 17  # old enough for the runtimes in use, new enough for all that our networks do
 
@@ -33,8 +34,7 @@ def write_onnx(
         raise ConfigError(f"{path.parent} is not a folder: make it, or write elsewhere")
     open_sizes = {0: "utterances", 1: "frames"}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with atomically(path) as partial:
         torch.onnx.export(
             model,
             (example,),
@@ -49,6 +49,3 @@ def write_onnx(
         onnx.helper.set_model_props(made, dict(facts))
         onnx.checker.check_model(made)
         onnx.save(made, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

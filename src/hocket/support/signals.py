@@ -100,6 +100,11 @@ def signals_held_back() -> Iterator[None]:
 # ------------------------------------------------------------------ in those it has started
 
 
+def react_from_now_on(react: Callable[[], None], number: signal.Signals) -> None:
+    """Call `react` at each such signal, until this process ends."""
+    signal.signal(number, lambda number, frame: react())
+
+
 def leave_to_parent(numbers: Iterable[signal.Signals]) -> None:
     """Ignore signals that are sent to all: the parent decides what happens then.
 

@@ -16,9 +16,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from hocket.cli.boundary import STOPPED
 from hocket.errors import ConfigError, LearnerFailedError
 from hocket.record.rundir import RunDirectory
 from hocket.runtime.launch import tokens
-from hocket.support.signals import WARNINGS, end_program_with_parent
+from hocket.support.signals import WARNINGS, end_program_with_parent, on_signals
 
 FINISHED: Final = "finished"
 STOPPED_FOR_GOOD: Final = "stopped"
@@ -131,13 +132,10 @@ class Heard:
 def heard_signals() -> Iterator[Heard]:
     """Let warnings of a scheduler be heard here, instead of what submitit does about them."""
     heard = Heard()
-    react: Callable[[int, Any], None] = lambda number, _: heard.note(signal.Signals(number))  # noqa: E731
-    usual = {number: signal.signal(number, react) for number in WARNINGS}
-    try:
+    with ExitStack() as usual_again:
+        for number in WARNINGS:
+            usual_again.enter_context(on_signals(partial(heard.note, number), [number]))
         yield heard
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------------------- what Slurm says

@@ -12,12 +12,12 @@ from hocket.errors import require
 from hocket.runtime.launch import joining
 
 _TEXT: Final = """\
-Lets more learners into a run of `hocket train` that is under way. On the host of
-the run's launcher they are started beside the others. On another host that sees
-the run directory this command starts them itself and stays until they have ended;
-the run must have been started with --listen ADDRESS, an address of its host. They
-join as soon as all can meet. A learner that gets SIGTERM leaves politely: the
-others go on with its work.
+Lets more learners into a run of `hocket train` that is under way. On the host
+of the run's launcher they are started beside the others. On another host that
+sees the run directory this command starts them itself and stays until they have
+ended; the run must have been started with --listen ADDRESS, an address of its
+host. They join as soon as all can meet. A learner that gets SIGTERM leaves
+politely: the others go on with its work.
 
 examples:
   hocket join runs/k8 --learners 2               # on the launcher's host

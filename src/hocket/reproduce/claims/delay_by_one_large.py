@@ -8,7 +8,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run, budgets
 from hocket.reproduce.outcome import Found
-from hocket.reproduce.rings import METHODS, RATIO, published_cluster
+from hocket.reproduce.setups.rings import METHODS, RATIO, published_cluster
 
 ARM = "delay-by-one"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from hocket.core.gauss_newton import PRODUCT_COST
+from hocket.models.gauss_newton import PRODUCT_COST
 from hocket.optim import Constant
 from hocket.report import charts
 from hocket.report.charts import COLOURS, Spread
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
-from hocket.reproduce.newton import AT, FRAMES_PER_S, RATIO, cluster, utterances
 from hocket.reproduce.outcome import Arm, Found
+from hocket.reproduce.setups.newton import AT, FRAMES_PER_S, RATIO, cluster, utterances
 from hocket.reproduce.tasks import Scale, Size
 from hocket.strategies import HessianFree
 from hocket.strategies.hessian_free import Balance

@@ -14,8 +14,8 @@ from hocket.report.runs import Point
 from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
-from hocket.reproduce.newton import SIZES_OF_NEWTON, WORK
 from hocket.reproduce.outcome import SEQUENTIAL, Arm, Found
+from hocket.reproduce.setups.newton import SIZES_OF_NEWTON, WORK
 from hocket.reproduce.tasks import Scale, Size
 from hocket.strategies import AllReduceSGD, HessianFree, ModelAveraging, Sequential
 

@@ -12,7 +12,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check, Judgement
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import SEQUENTIAL, Found
-from hocket.reproduce.rings import METHODS
+from hocket.reproduce.setups.rings import METHODS
 from hocket.strategies import Sequential
 
 FACTOR = 3  # published: 12,288 against 4,096

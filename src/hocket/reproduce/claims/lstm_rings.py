@@ -10,8 +10,8 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run, budgets
 from hocket.reproduce.outcome import SEQUENTIAL, Found
-from hocket.reproduce.rings import FRAMES_PER_S, METHODS, published_cluster
-from hocket.reproduce.sequences import in_chunks, sized
+from hocket.reproduce.setups.rings import FRAMES_PER_S, METHODS, published_cluster
+from hocket.reproduce.setups.sequences import in_chunks, sized
 from hocket.reproduce.tasks import Scale, Size
 from hocket.runtime.sim.cost import Cluster, Slow
 

@@ -13,7 +13,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import SEQUENTIAL, Found
-from hocket.reproduce.sequences import in_chunks, num_parameters, of_size, sized
+from hocket.reproduce.setups.sequences import in_chunks, num_parameters, of_size, sized
 from hocket.reproduce.tasks import Scale, Size
 from hocket.strategies import Sequential
 

@@ -14,10 +14,11 @@ from hocket.core.flat import Layout
 from hocket.data.synthetic import Synthetic
 from hocket.models.dnn import DNN
 from hocket.optim import Constant
-from hocket.reproduce import checks, two_hosts
+from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Arm, Found
+from hocket.reproduce.setups import two_hosts
 from hocket.reproduce.tasks import SYNTHETIC, Scale, Size
 from hocket.runtime.sim import pays
 from hocket.strategies import AllReduceSGD

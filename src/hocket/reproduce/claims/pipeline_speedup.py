@@ -11,7 +11,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import SEQUENTIAL, Found
-from hocket.reproduce.rings import FRAMES_PER_S, throughput
+from hocket.reproduce.setups.rings import FRAMES_PER_S, throughput
 from hocket.reproduce.tasks import SYNTHETIC, Scale, Size, synthetic
 from hocket.runtime.sim.cost import Cluster, Host
 from hocket.strategies import Pipeline

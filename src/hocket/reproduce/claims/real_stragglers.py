@@ -10,8 +10,8 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
-from hocket.reproduce.paced import Paced
-from hocket.reproduce.rings import METHODS, throughput
+from hocket.reproduce.setups.paced import Paced
+from hocket.reproduce.setups.rings import METHODS, throughput
 from hocket.reproduce.tasks import SYNTHETIC, Scale, Size, synthetic
 from hocket.strategies import Sequential
 

@@ -12,7 +12,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run, budgets
 from hocket.reproduce.outcome import SEQUENTIAL, Arm, Found
-from hocket.reproduce.rings import (
+from hocket.reproduce.setups.rings import (
     FRAMES_PER_S,
     METHODS,
     RATIO,

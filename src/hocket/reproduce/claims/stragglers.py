@@ -10,7 +10,7 @@ from hocket.reproduce import checks
 from hocket.reproduce.checks import Check
 from hocket.reproduce.claim import Bench, Claim, Run
 from hocket.reproduce.outcome import Found
-from hocket.reproduce.rings import FRAMES_PER_S, METHODS, throughput
+from hocket.reproduce.setups.rings import FRAMES_PER_S, METHODS, throughput
 from hocket.runtime.sim.cost import Cluster, Host, Slow
 
 KEPT = 0.95  # of the summed speed of all learners

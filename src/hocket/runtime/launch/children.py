@@ -120,7 +120,7 @@ class Child:
         return "lost" if self.loss else "finished" if self.summary is not None else "working"
 
     def stands(self, host: str) -> LearnerStatus:
-        """Return how it stands."""
+        """Return what `hocket watch` shows of it."""
         books = self.vitals.books if self.summary is None else self.summary["books"]
         until = self.loss.time_s if self.loss else None
         where = self.host or host

@@ -49,7 +49,7 @@ class HostLauncher(Launcher):
         return self.ranks_of(self.host)
 
     def ranks_of(self, host: LearnerHost) -> list[int]:
-        """Return the ranks of a host."""
+        """Return the ranks that a host starts: its learners, and its share of the attendants."""
         learners = self.experiment.options.learners
         return host.ranks(learners, self.experiment.num_ranks - learners)
 

@@ -32,7 +32,12 @@ from hocket.runtime.real.faults import Fate, Fault
 from hocket.runtime.real.process import ProcessRuntime, TakenAlong
 from hocket.runtime.shared.stages.worker import worker_of
 from hocket.support.ownership import help_in
-from hocket.support.signals import STOP_SIGNALS, WARNINGS, leave_to_parent
+from hocket.support.signals import (
+    STOP_SIGNALS,
+    WARNINGS,
+    leave_to_parent,
+    react_from_now_on,
+)
 
 STOP = "stop"  # an order: end at the next boundary, with a checkpoint
 MEET, LEAVE = "meet", "leave"  # orders: to leave the group for another one; for good
@@ -121,7 +126,7 @@ class Control:
         if self._stop:
             runtime.stop()
 
-    def leave_politely(self, *_: object) -> None:
+    def leave_politely(self) -> None:
         """Let the launcher know, from a signal: the others are asked to meet, and go on without."""
         self._leaving.set()
 
@@ -186,7 +191,7 @@ def serve(orders: Orders, pipe: Pipe) -> int:
     try:
         if orders.run_dir is not None:
             help_in(orders.run_dir)
-        signal.signal(signal.SIGTERM, control.leave_politely)
+        react_from_now_on(control.leave_politely, signal.SIGTERM)
         runtime = _run(orders, control)
         if runtime is None:
             control.tell("left")

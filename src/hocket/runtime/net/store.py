@@ -188,7 +188,7 @@ class Store:
         return self.get_bytes(key).decode()
 
     def put_bytes(self, key: str, value: bytes) -> None:
-        """Store bytes."""
+        """Store a value as it is; `get_bytes` reads it."""
         self._ask(Request.PUT, key, value)
 
     def get_bytes(self, key: str) -> bytes:

@@ -73,7 +73,7 @@ class Shelf:
         return str(value).encode() if isinstance(value, int) else value
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value."""
+        """Keep a value, in place of an older one."""
         self._values[key] = value
 
     def add(self, key: str, amount: int) -> int | None:

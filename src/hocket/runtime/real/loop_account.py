@@ -11,8 +11,8 @@ from hocket.core.accounts import Note, Outcome, Ticket
 from hocket.core.effects import Block, Settle
 from hocket.data.ledger import KnownByAll, refuse_partial_deal
 from hocket.errors import ContractError
-from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.context.account import Account
 from hocket.runtime.shared.worker import WorkerState
 
 NO_DATA: Final = "hocket.attach has no data of its own"

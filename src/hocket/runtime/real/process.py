@@ -1,7 +1,7 @@
 """A learner of a run of Hocket's own, in its own process.
 
-It advances the strategy and takes gradients on what it draws from the pool. Collectives, messages
-and threads are in `rank`.
+It advances the strategy to its end, and keeps the record. Collectives, messages and threads are in
+`rank`, gradients in `effects`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from hocket.core import device
 from hocket.core.accounts import Books, Vitals
-from hocket.core.effects import Boundary, Curvature, Deliver, Grad, Gradient, MeanGradient, Product
+from hocket.core.effects import Boundary, Deliver
 from hocket.data.shared_ledger import open_ledger
 from hocket.errors import FencedError
 from hocket.experiment import Experiment
@@ -24,15 +24,16 @@ from hocket.runtime.net.addresses import own_address
 from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.connect import carrier
+from hocket.runtime.real.effects.gradients import GradientEffects
+from hocket.runtime.real.effects.stages import StageEffects
 from hocket.runtime.real.faults import Fate
 from hocket.runtime.real.quiet import QuietPoints
 from hocket.runtime.real.rank import RankRuntime
-from hocket.runtime.real.stage_effects import StageEffects
 from hocket.runtime.real.timeline import Timeline
-from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.boundary import BoundaryServices, at_boundary
 from hocket.runtime.shared.boundary_effects import Attend, Quiet, Regroup, Resume
 from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.context.account import Account
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.restore import restore, restore_counters
 from hocket.runtime.shared.stages.worker import worker_of
@@ -205,12 +206,18 @@ class ProcessRuntime(RankRuntime):
             self._executors,
         )
         return {
+            **GradientEffects(
+                self._context,
+                self._worker,
+                self._collectives,
+                self._executors,
+                self._timeline,
+                self._fate,
+                self._reached,
+            ).handlers,
             **StageEffects(
                 self._context, self._worker, self._executors, self._timeline.span, self._fate
             ).handlers,
-            Gradient: self._gradient,
-            Curvature: self._curvature,
-            MeanGradient: self._mean_gradient,
             Quiet: quiet.begin,
             Attend: self._attend,
             Resume: self._resume,
@@ -290,53 +297,6 @@ class ProcessRuntime(RankRuntime):
             ended(None, None)
         else:  # nobody closes its connections before all have what they need
             self._collectives.communicate("the end of the group", self._exchange.wait, ended)
-
-    # ------------------------------------------------------------------ gradients
-
-    def _mean_gradient(self, fiber: Fiber, effect: MeanGradient, deliver: Deliver) -> None:
-        reduce = self._collectives.then_reduce(effect, deliver)
-        self._gradient(fiber, Gradient(effect.params), reduce)
-
-    def _gradient(self, fiber: Fiber, effect: Gradient, deliver: Deliver) -> None:
-        ticket = self._context.draw(effect)
-        if ticket.dry:
-            self._reached("dry", "")
-            dry = self._worker.dry(ticket)
-            self._context.computed(effect, ticket, dry)
-            deliver(dry, None)
-            return
-        books = self._context.account.books
-        if effect.ticket is None:
-            books.draws += 1
-            self._fate.drawn(books.draws)
-
-        def compute() -> Grad:
-            began = time.monotonic()
-            state = self._context.worker_state
-            grad = self._worker.gradient(effect.params, ticket, state, effect.part)
-            books.compute_s += time.monotonic() - began
-            self._timeline.span("compute", began, ticket.describe(effect.part))
-            return grad
-
-        def finish(grad: Grad) -> Grad:
-            self._reached("took", f"{ticket.epoch}/{ticket.index}")
-            self._context.computed(effect, ticket, grad)
-            return grad
-
-        self._executors.compute(compute, deliver, finish)
-
-    def _curvature(self, fiber: Fiber, effect: Curvature, deliver: Deliver) -> None:
-        books, state = self._context.account.books, self._context.worker_state
-
-        def compute() -> Product:
-            began = time.monotonic()
-            product = self._worker.curvature(effect.params, effect.direction, effect.tickets, state)
-            books.compute_s += time.monotonic() - began
-            books.product_frames += product.frames
-            self._timeline.span("curvature", began)
-            return product
-
-        self._executors.compute(compute, deliver)
 
     # ------------------------------------------------------------------ the record
 

@@ -9,7 +9,7 @@ from hocket.core.accounts import Note
 from hocket.core.effects import Deliver
 from hocket.errors import WaitTimeoutError
 from hocket.runtime.net.exchange import Exchange
-from hocket.runtime.real.collective_effects import CollectiveEffects
+from hocket.runtime.real.effects.collectives import CollectiveEffects
 from hocket.runtime.real.executors import Executors
 from hocket.runtime.real.messages import Messages, quiet, why_not_quiet
 from hocket.runtime.shared.boundary_effects import Quiet

@@ -16,8 +16,8 @@ from hocket.experiment import Experiment
 from hocket.runtime.net.exchange import Exchange
 from hocket.runtime.net.mesh import Mesh
 from hocket.runtime.net.store import Store
-from hocket.runtime.real.collective_effects import CollectiveEffects, Span
 from hocket.runtime.real.connect import connect, messages_come
+from hocket.runtime.real.effects.collectives import CollectiveEffects, Span
 from hocket.runtime.real.executors import Executors
 from hocket.runtime.real.faults import Fate
 from hocket.runtime.real.messages import Messages

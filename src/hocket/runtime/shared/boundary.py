@@ -32,10 +32,10 @@ from hocket.errors import CheckpointError, ContractError, LearnerFailedError, Pe
 from hocket.experiment import Experiment
 from hocket.optim.natural_gradient.preconditioning import saved_sides
 from hocket.record.checkpoint import Checkpoints
-from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.agenda import Due
 from hocket.runtime.shared.boundary_effects import Attend, Gather, Quiet, Regroup, Resume
 from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.context.account import Account
+from hocket.runtime.shared.context.agenda import Due
 from hocket.runtime.shared.stages import meeting as stages
 from hocket.runtime.shared.worker import WorkerState, mean_buffers
 

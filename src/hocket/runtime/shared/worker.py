@@ -24,12 +24,12 @@ from hocket.core.accounts import Tally, Ticket
 from hocket.core.device import Precision
 from hocket.core.effects import WHOLE, Grad, Part, Product
 from hocket.core.flat import Flat, Layout
-from hocket.core.gauss_newton import GaussNewton
 from hocket.core.numerics import stable_seed, weighted_sum
 from hocket.core.optimizer import Preconditioning
 from hocket.core.task import Divisible, Item, Loss, Task
 from hocket.data.pool import Pool
 from hocket.errors import ConfigError, TaskError, UnreadableError, require
+from hocket.models.gauss_newton import GaussNewton
 from hocket.record.rundir import RunDirectory
 from hocket.support.arrays import read_tensors
 

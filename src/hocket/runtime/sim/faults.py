@@ -68,10 +68,6 @@ class SimulatedFaults(SimulatedExchange):
         """Return the planned deaths of learners that are still alive."""
         return [d for d in self._planned if d.rank in self._living]
 
-    def pauses_to_come(self) -> list[Pause]:
-        """Return the planned pauses that have not begun."""
-        return list(self._pauses_to_come)
-
     # ------------------------------------------------------------------ standing still
 
     def _fall_asleep(self, pause: Pause) -> None:

@@ -45,12 +45,12 @@ class SimulatedPhase(Cluster):
 
     @property
     def num_learners(self) -> int:
-        """Learners of this phase."""
+        """How many learners have a seat."""
         return len(self.learner_seats)
 
     @property
     def num_attendants(self) -> int:
-        """Attendants of this phase."""
+        """How many ranks that only serve have a seat."""
         return len(self.attendant_seats)
 
     @property

@@ -51,10 +51,10 @@ from hocket.errors import (
 from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.runtime.shared import reductions
-from hocket.runtime.shared.account import Account
 from hocket.runtime.shared.boundary import BoundaryServices, at_boundary
 from hocket.runtime.shared.boundary_effects import Attend, Gather, Quiet, Regroup, Resume
 from hocket.runtime.shared.context import RankContext
+from hocket.runtime.shared.context.account import Account
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.inbox import Inbox
 from hocket.runtime.shared.reductions import Post

@@ -91,13 +91,6 @@ class SpeakerSums:
         self.frames += len(y)
 
 
-def quality(total: SpeakerSums, w: Doubles) -> float:
-    """Return Q(W), eq. 2."""
-    _, volume = np.linalg.slogdet(w[:, :-1])
-    square = np.einsum("ij,ijk,ik->", w, total.g, w)
-    return float(total.frames * volume - 0.5 * square + (w * total.k).sum())
-
-
 def best_transform(total: SpeakerSums, start: Doubles, rounds: int = ROUNDS) -> Doubles:
     """Return the W that maximises Q, from `start` on."""
     if total.frames < MIN_FRAMES:

@@ -1,5 +1,5 @@
 """What can be said: lexicon, language model, senones, and the decoding graph made of them.
 
-May import speech.input, speech.units, errors; and, only on request, speech.corpus for
+May import speech.input, speech.units, support, errors; and, only on request, speech.corpus for
 pronunciations.
 """

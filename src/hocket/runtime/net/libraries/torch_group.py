@@ -37,7 +37,7 @@ class TorchStore(dist.Store):  # type: ignore[misc]
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Store a value."""
+        """Store a value, text or bytes, for all ranks."""
         self._store.put_bytes(key, value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:

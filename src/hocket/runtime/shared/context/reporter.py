@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from hocket.core.accounts import Tally
-from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.agenda import FrameInterval
+from hocket.runtime.shared.context.account import Account
+from hocket.runtime.shared.context.agenda import FrameInterval
 
 Report: TypeAlias = Callable[[dict[str, Any]], None]
 

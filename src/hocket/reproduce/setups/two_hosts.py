@@ -71,6 +71,19 @@ class Pair:
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICES[host]},
         )
 
+    def run(self, *arguments: str, limit_s: float = LIMIT_S) -> list[str]:
+        """Run torchrun on both hosts to the end; return what each printed."""
+        started = [self.torchrun(host, *arguments) for host in range(2)]
+        try:
+            said = [process.communicate(timeout=limit_s) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        for process, (_, errors) in zip(started, said, strict=True):
+            if process.returncode:
+                raise LearnerFailedError(f"training on two hosts failed:\n{errors[-2000:]}")
+        return [printed for printed, _ in said]
+
     def cut(self) -> None:
         """Pull the plug: nobody hears anything any more, not even an end."""
         _run("ip", "-n", self.names[0], "link", "set", "veth-a", "down")
@@ -121,12 +134,4 @@ def train(experiment: Experiment, out: Path, link_mbit: float) -> None:
     with two_hosts() as pair:
         if math.isfinite(link_mbit):
             pair.limit(link_mbit)
-        started = [pair.torchrun(host, *arguments) for host in range(2)]
-        try:
-            said = [process.communicate(timeout=LIMIT_S) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    for process, (_, errors) in zip(started, said, strict=True):
-        if process.returncode:
-            raise LearnerFailedError(f"training on two hosts failed:\n{errors[-2000:]}")
+        pair.run(*arguments)

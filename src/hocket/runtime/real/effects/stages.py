@@ -6,16 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hocket.core.effects import (
-    Deliver,
-)
-from hocket.core.stage_effects import (
-    Backward,
-    Draw,
-    Forward,
-    Passed,
-    Returned,
-)
+from hocket.core.effects import Deliver
+from hocket.core.stage_effects import Backward, Draw, Forward, Passed, Returned
 from hocket.runtime.real.executors import Executors
 from hocket.runtime.real.faults import Fate
 from hocket.runtime.shared.context import RankContext

@@ -21,10 +21,10 @@ from typing import Final
 import torch
 
 from hocket.core.flat import Layout
-from hocket.core.gauss_newton import PRODUCT_COST
 from hocket.core.task import Item, Task
 from hocket.data.synthetic import Synthetic
 from hocket.models.dnn import DNN
+from hocket.models.gauss_newton import PRODUCT_COST
 from hocket.reproduce.tasks import Scale, Size, synthetic
 from hocket.runtime.sim.cost import Cluster, Host
 
@@ -44,7 +44,7 @@ class Utterances(Synthetic):
     """Synthetic frames, an utterance of 80 to 320 frames an item, as sequence criteria need it."""
 
     def items(self, split: str) -> Sequence[Item]:
-        """Return the utterances."""
+        """Return utterances: the place of the first frame, and how many there are."""
         lengths = self.lengths(split)
         starts = accumulate(lengths[:-1], initial=0)
         return [Item(start, length) for start, length in zip(starts, lengths, strict=True)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hocket.core.effects import Scores
 from hocket.data.pool import Pool
-from hocket.runtime.shared.account import Account
+from hocket.runtime.shared.context.account import Account
 
 
 @dataclass(frozen=True, slots=True)

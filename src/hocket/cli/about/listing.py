@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hocket import config
-from hocket.cli import method
+from hocket.cli.about import method
 from hocket.cli.parsing import Commands, add_command
 from hocket.codecs import CODECS, Float16, Float32, OneBit, TopK
 from hocket.errors import ConfigError, nearest, require

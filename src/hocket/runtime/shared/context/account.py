@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from hocket.core.accounts import Books, Outcome, Tally, Ticket
 from hocket.core.effects import Progress, Scores, Verdict
-from hocket.core.gauss_newton import PRODUCT_COST
 from hocket.data.ledger import Ledger
 from hocket.data.pool import Pool
 from hocket.errors import ContractError
 from hocket.experiment import Experiment
+from hocket.models.gauss_newton import PRODUCT_COST
 from hocket.optim.compensation import ramp, ramp_frames
 from hocket.optim.schedules import ScheduleState
-from hocket.runtime.shared.hand import Hand
+from hocket.runtime.shared.context.hand import Hand
 
 MAX_IDLE_BOUNDARIES: Final = 10  # a strategy may keep a gradient or two over a boundary
 

@@ -28,10 +28,10 @@ from hocket.core.stage_effects import (
     Backward,
 )
 from hocket.errors import DivergedError
-from hocket.runtime.shared.account import Account
-from hocket.runtime.shared.agenda import Agenda
-from hocket.runtime.shared.guard import Guard
-from hocket.runtime.shared.reporter import Report, Reporter
+from hocket.runtime.shared.context.account import Account
+from hocket.runtime.shared.context.agenda import Agenda
+from hocket.runtime.shared.context.guard import Guard
+from hocket.runtime.shared.context.reporter import Report, Reporter
 from hocket.runtime.shared.worker import WorkerState
 
 
@@ -98,7 +98,7 @@ class RankContext:
         return self.draw_item() if effect.ticket is None else effect.ticket
 
     def draw_item(self) -> Ticket:
-        """Draw an item."""
+        """Draw the next item of the pool; it is in this rank's hand until it is settled."""
         ticket = self.account.ledger.draw()
         self.account.hand.draw(ticket)
         return ticket

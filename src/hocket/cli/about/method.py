@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
+from hocket.cli.about import docstring, fields
 from hocket.core.strategy import Strategy
-from hocket.support import docstring, fields, text
+from hocket.support import text
 
 WORLDS: Final = (1, 2, 4, 8, 16)  # numbers of learners that the gain is shown for
 WHEN: Final = "When to use it:"
