@@ -1,0 +1,209 @@
+"""Learners that call the launcher from other hosts, and do not behave when they are known."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hocket.core.accounts import Books, Vitals
+from hocket.errors import ConfigError
+from hocket.runtime.launch.children import Child
+from hocket.runtime.launch.guests import arrivals
+from hocket.runtime.launch.guests.arrivals import Arrivals, GuestBook, RemoteProcess
+from hocket.runtime.launch.guests.line import Assignment, Hello, Line, encoded
+from hocket.runtime.net.addresses import LOOPBACK
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def book() -> Iterator[GuestBook]:
+    book = GuestBook(Arrivals(LOOPBACK, b"k" * 32))
+    yield book
+    book.close()
+
+
+def looked(book: GuestBook, until: Callable[[], Any]) -> None:
+    """Let the launcher look at its callers until something holds."""
+    end = time.monotonic() + LIMIT_S
+    while not until():
+        assert time.monotonic() < end, "waited in vain"
+        book.look()
+        time.sleep(0.002)
+
+
+def caller(book: GuestBook, number: int) -> Line:
+    """A caller that has the token, and has said nothing yet."""
+    line: list[Line] = []
+    call = threading.Thread(target=lambda: line.append(book.arrivals.place.call(number)))
+    call.start()
+    looked(book, lambda: not call.is_alive())
+    return line[0]
+
+
+def sent_away(line: Line, book: GuestBook) -> None:
+    """Let the launcher look until it has closed this line, which nobody else has."""
+    line._socket.settimeout(0.01)
+
+    def ended() -> bool:
+        try:
+            line.recv()
+        except TimeoutError:
+            return False
+        except (EOFError, ConnectionError):
+            return True
+        raise AssertionError("it was answered")
+
+    looked(book, ended)
+    line.close()
+
+
+def says(line: Line, data: bytes) -> None:
+    line._socket.sendall(data)
+
+
+HALF = struct.pack("<I", 100) + b'{"'
+
+
+@pytest.mark.parametrize("said", [b"", HALF[:2], HALF, struct.pack("<I", 1 << 24)])
+def test_nobody_waits_for_a_caller_that_does_not_finish(said: bytes, book: GuestBook) -> None:
+    """While one says nothing, or half of it, another one is seated."""
+    slow = caller(book, 1)
+    says(slow, said)
+    quick = caller(book, 2)
+    quick.send(Hello("", "there"))
+    looked(book, lambda: 2 in book.waiting)
+    (child,) = book.seat([2], [7])
+    assert quick.recv() == Assignment(7, True, "")
+    assert child.host == "there"
+    assert 1 not in book.waiting
+    for line in (slow, quick, child.pipe):
+        line.close()
+
+
+def test_a_caller_that_says_nothing_is_sent_away(
+    book: GuestBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "HELLO_S", 0.05)
+    line = caller(book, 1)
+    sent_away(line, book)
+    assert not book.waiting
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"5", b"{", b'{"$kind": "Hello", "node": 5, "host": "a"}', encoded(Vitals()), b"[" * 9999],
+    ids=lambda body: body[:20].decode(),
+)
+def test_a_caller_that_talks_nonsense_is_sent_away(body: bytes, book: GuestBook) -> None:
+    line = caller(book, 1)
+    says(line, struct.pack("<I", len(body)) + body)
+    sent_away(line, book)
+    assert not book.waiting
+
+
+def test_a_number_is_one_caller(book: GuestBook) -> None:
+    """The second one of a number is sent away, and the first one keeps its place."""
+    first, second = caller(book, 7), caller(book, 7)
+    first.send(Hello("", "first"))
+    looked(book, lambda: book.waiting)
+    second.send(Hello("", "second"))
+    sent_away(second, book)
+    assert book.waiting[7].hello.host == "first"
+    first.close()
+    looked(book, lambda: not book.waiting)  # it has died before it was seated
+    second.close()
+
+
+@pytest.mark.parametrize("named", [[7, 7], [7], [7, 8, 9], [7, 9]])
+def test_who_is_to_be_seated_must_be_there_once(named: list[int], book: GuestBook) -> None:
+    lines = [caller(book, number) for number in (7, 8)]
+    for line in lines:
+        line.send(Hello("", "there"))
+    looked(book, lambda: len(book.waiting) == 2)
+    with pytest.raises(ConfigError, match="to join"):
+        book.seat(named, [3, 4])
+    assert set(book.waiting) == {7, 8}
+    for line in lines:
+        line.close()
+
+
+def seated() -> tuple[Child, socket.socket]:
+    ours, theirs = socket.socketpair()
+    line = Line(ours, waits=False)
+    return Child(2, RemoteProcess(line), line, host="there", waits=True), theirs
+
+
+BOOKS = {"$kind": "Books"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        5,
+        [],
+        ["alive"],
+        ["alive", 5],
+        ["alive", {"$kind": "Vitals", "time_s": "now"}],
+        ["alive", {"$kind": "Vitals", "books": 5}],
+        ["event", "a"],
+        ["failed", ["one", "two"]],
+        ["failed", [1, 2, 3, 4]],
+        ["done", {"books": 3}],
+        ["status", BOOKS],
+        ["left", 1],
+        ["pipe", None],
+        [["a"], None],
+    ],
+    ids=str,
+)
+def test_a_learner_that_sends_nonsense_is_cut_off(said: Any) -> None:
+    child, other = seated()
+    body = json.dumps(said).encode()
+    other.sendall(struct.pack("<I", len(body)) + body)
+    assert child.receive() is None
+    assert child.vitals == Vitals()
+    child.pipe.close()
+    other.close()
+
+
+def test_a_learner_that_sends_nonsense_is_named() -> None:
+    child, other = seated()
+    other.sendall(struct.pack("<I", 1) + b"5")
+    assert child.receive() is None
+    assert "makes no sense" in child.ended_by()
+    assert other.recv(1) == b"", "its line is cut"
+    child.pipe.close()
+    other.close()
+
+
+def test_half_a_message_is_no_sign_of_life() -> None:
+    """Whoever freezes in the middle of one is found like any other."""
+    child, other = seated()
+    whole = encoded(["alive", Vitals(1.5, 300, 2, Books(frames=7))])
+    whole = struct.pack("<I", len(whole)) + whole
+    before = child.heard
+    for byte in whole[:-1]:
+        other.sendall(bytes([byte]))
+        assert child.receive() == ("", None)
+    assert child.heard == before
+    other.sendall(whole[-1:])
+    assert child.receive() == ("alive", Vitals(1.5, 300, 2, Books(frames=7)))
+    assert child.heard > before
+    child.pipe.close()
+    other.close()
+
+
+def test_one_of_another_host_may_not_be_silent_before_it_has_started() -> None:
+    """Its processor cannot be looked at, so nothing but its messages shows that it lives."""
+    child, other = seated()
+    assert not child.at_work()
+    child.pipe.close()
+    other.close()
