@@ -124,3 +124,20 @@ def request(store: Store, asked: dict[str, Any], timeout_s: float) -> list[int]:
         "long step, or has just ended. Newcomers that were started join all the same: `hocket "
         "watch` shows them"
     )
+
+
+def understood(request: bytes | None) -> tuple[int, list[int]]:
+    """Return how many learners a request asks for, and which callers; ValueError: nobody knows.
+
+    Whoever wrote it has the token, but may be another version.
+    """
+    try:
+        asked = json.loads(request or b"{}")
+        count, callers = asked["learners"], asked.get("callers", [])
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if type(count) is not int or not 1 <= count <= MOST_PROCESSES:
+        raise ValueError(f"{str(count)[:100]} learners")
+    if not isinstance(callers, list) or not all(type(one) is int for one in callers):
+        raise ValueError("callers that are no numbers")
+    return count, callers

@@ -269,8 +269,8 @@ class Launcher:
             self._gone(child, child.ended_by())
         elif said[0] == "event":
             self.note_event(said[1])
-        elif said[0] == "failed" and child.failure and child.failure[0] == "FencedError":
-            self._gone(child, child.failure[1])
+        elif said[0] == "failed" and said[1][0] == "FencedError" and not child.waits:
+            self._gone(child, said[1][1])
 
     def _fence_the_silent(self) -> None:
         """End learners that give no sign of life, unless this launcher itself was stopped."""
