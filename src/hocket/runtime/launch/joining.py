@@ -47,7 +47,7 @@ class Door:
         """Connect to the store of the run."""
         try:
             return self.place.store(CONNECT_S)
-        except (HocketError, OSError) as error:
+        except (HocketError, OSError, ValueError) as error:  # ValueError: an address that is none
             raise HocketError(
                 f"the launcher of the run in {run_dir} does not answer ({error}): it has ended, or "
                 f"it runs on {self.host} and takes nobody in from other hosts (--listen)"

@@ -100,6 +100,8 @@ class Launcher:
             self._server = StoreServer.nearby(token)
             return Place(self._server.address, token)
         self._server, arrivals = open_to_others(here, token)
+        if self._server.address.startswith("127."):
+            self.say(f"note: {here} is an address that only this host can reach (runtime.listen)")
         self._guests = GuestBook(arrivals)
         return Place(self._server.address, token, here)
 

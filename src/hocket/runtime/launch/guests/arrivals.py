@@ -96,6 +96,11 @@ class Arrivals:
 
 def open_to_others(host: str, key: bytes) -> tuple[StoreServer, Arrivals]:
     """Serve a store, and wait for learners, at an address of this host that others can reach."""
+    require(
+        not host.startswith("@") and ":" not in host,
+        f"{host!r} is not what runtime.listen (--listen) takes: an IPv4 address of this host, or "
+        "its name, without a port",
+    )
     try:
         return StoreServer(key, [addresses.listen(f"{host}:0")]), Arrivals(host, key)
     except OSError as error:
