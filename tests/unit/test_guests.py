@@ -8,17 +8,26 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hocket
+from hocket import config
 from hocket.core.accounts import Books, Vitals
-from hocket.errors import ConfigError
+from hocket.data.synthetic import Synthetic
+from hocket.errors import ConfigError, InputError
+from hocket.experiment import Experiment
+from hocket.record.rundir import RunDirectory
+from hocket.running import bring_guests
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.guests import arrivals
 from hocket.runtime.launch.guests.arrivals import Arrivals, GuestBook, RemoteProcess
 from hocket.runtime.launch.guests.line import Assignment, Hello, Line, encoded
+from hocket.runtime.launch.joining import Door
 from hocket.runtime.net.addresses import LOOPBACK
+from hocket.runtime.net.store import Place
 
 LIMIT_S = 20.0
 
@@ -207,3 +216,15 @@ def test_one_of_another_host_may_not_be_silent_before_it_has_started() -> None:
     assert not child.at_work()
     child.pipe.close()
     other.close()
+
+
+@pytest.mark.parametrize("change", [{"versions": 5}, {"versions": {}}, {"data": None}])
+def test_a_run_that_does_not_say_what_it_is_brings_nobody(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path)
+    noted = config.record(Experiment(Synthetic(num_frames=512), hocket.KStep()), None)
+    run.config_path.write_text(json.dumps({**noted, **change}))
+    door = Door(Place("127.0.0.1:1", b"k" * 32), "there", "127.0.0.1:1")
+    with pytest.raises(InputError):
+        bring_guests(tmp_path, door, 1, 1.0)
