@@ -17,10 +17,11 @@ import hocket
 from hocket import config
 from hocket.core.accounts import Books, Vitals
 from hocket.data.synthetic import Synthetic
-from hocket.errors import ConfigError, InputError
+from hocket.errors import ConfigError, InputError, WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.record.rundir import RunDirectory
 from hocket.running import bring_guests
+from hocket.runtime.launch import joining
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.guests import arrivals
 from hocket.runtime.launch.guests.arrivals import Arrivals, GuestBook, RemoteProcess
@@ -28,6 +29,7 @@ from hocket.runtime.launch.guests.line import Assignment, Hello, Line, encoded
 from hocket.runtime.launch.joining import Door
 from hocket.runtime.net.addresses import LOOPBACK
 from hocket.runtime.net.store import Place
+from hocket.runtime.net.store_server import StoreServer
 
 LIMIT_S = 20.0
 
@@ -228,3 +230,21 @@ def test_a_run_that_does_not_say_what_it_is_brings_nobody(
     door = Door(Place("127.0.0.1:1", b"k" * 32), "there", "127.0.0.1:1")
     with pytest.raises(InputError):
         bring_guests(tmp_path, door, 1, 1.0)
+
+
+def test_who_waits_to_be_let_in_can_be_interrupted() -> None:
+    """Nobody answers, and Ctrl-C is only noted: it ends the wait all the same."""
+    server = StoreServer.nearby(b"k" * 32)
+    store = Place(server.address, b"k" * 32).store(LIMIT_S)
+    looks = iter([None, None, KeyboardInterrupt])
+
+    def meanwhile() -> None:
+        if (noted := next(looks)) is not None:
+            raise noted
+
+    with pytest.raises(KeyboardInterrupt):
+        joining.request(store, {"learners": 1, "callers": [3]}, LIMIT_S, meanwhile)
+    with pytest.raises(WaitTimeoutError, match="Those of this host end now"):
+        joining.request(store, {"learners": 1, "callers": [3]}, 0.01)
+    store.close()
+    server.close()

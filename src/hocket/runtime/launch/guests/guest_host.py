@@ -82,9 +82,8 @@ class GuestHost:
                 self._start(learners, store)
                 self._await_calls()
                 callers = [one.caller for one in self.guests]
-                names = joining.request(
-                    store, {"learners": learners, "callers": callers}, timeout_s
-                )
+                asked = {"learners": learners, "callers": callers}
+                names = joining.request(store, asked, timeout_s, self._check_interrupts)
                 self._say_joined(names)
                 self._stay()
         finally:
