@@ -17,13 +17,13 @@ import hocket
 from hocket import config
 from hocket.core.accounts import Books, Vitals
 from hocket.data.synthetic import Synthetic
-from hocket.errors import ConfigError, InputError, WaitTimeoutError
+from hocket.errors import ConfigError, InputError, LearnerFailedError, WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.record.rundir import RunDirectory
 from hocket.running import bring_guests
 from hocket.runtime.launch import joining
 from hocket.runtime.launch.children import Child
-from hocket.runtime.launch.guests import arrivals
+from hocket.runtime.launch.guests import arrivals, guest_host
 from hocket.runtime.launch.guests.arrivals import Arrivals, GuestBook, RemoteProcess
 from hocket.runtime.launch.guests.line import Assignment, Hello, Line, encoded
 from hocket.runtime.launch.joining import Door
@@ -32,6 +32,7 @@ from hocket.runtime.net.store import Place
 from hocket.runtime.net.store_server import StoreServer
 
 LIMIT_S = 20.0
+STORE: Any = None  # of a run that does not ask for anything
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_nobody_waits_for_a_caller_that_does_not_finish(said: bytes, book: Guest
     quick = caller(book, 2)
     quick.send(Hello("", "there"))
     looked(book, lambda: 2 in book.waiting)
-    (child,) = book.seat([2], [7])
+    (child,) = book.seat([2], [7], STORE)
     assert quick.recv() == Assignment(7, True, "")
     assert child.host == "there"
     assert 1 not in book.waiting
@@ -140,7 +141,7 @@ def test_who_is_to_be_seated_must_be_there_once(named: list[int], book: GuestBoo
         line.send(Hello("", "there"))
     looked(book, lambda: len(book.waiting) == 2)
     with pytest.raises(ConfigError, match="to join"):
-        book.seat(named, [3, 4])
+        book.seat(named, [3, 4], STORE)
     assert set(book.waiting) == {7, 8}
     for line in lines:
         line.close()
@@ -246,5 +247,56 @@ def test_who_waits_to_be_let_in_can_be_interrupted() -> None:
         joining.request(store, {"learners": 1, "callers": [3]}, LIMIT_S, meanwhile)
     with pytest.raises(WaitTimeoutError, match="Those of this host end now"):
         joining.request(store, {"learners": 1, "callers": [3]}, 0.01)
+    store.close()
+    server.close()
+
+
+class Frozen:
+    """The process of a learner that was stopped (SIGSTOP): it does nothing until it is killed."""
+
+    def __init__(self) -> None:
+        self.sentinel, self._ours = socket.socketpair()
+        self.exitcode: int | None = None
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        self.exitcode = -9
+        self._ours.close()
+
+    def join(self, timeout: float) -> None: ...
+
+
+@pytest.mark.parametrize("how", ["it is silent", "the run has ended"])
+def test_a_frozen_guest_is_ended_by_the_host_that_has_brought_it(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher cannot kill it, and while it lives the others wait for what it has to say."""
+    monkeypatch.setattr(guest_host, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(guest_host, "_LOOK_EVERY_S", 0.01)
+    server = StoreServer.nearby(b"k" * 32)
+    place = Place(server.address, b"k" * 32)
+    store = place.store(LIMIT_S)
+    host = guest_host.GuestHost(
+        Experiment(Synthetic(num_frames=512), hocket.KStep()),
+        tmp_path,
+        Door(place, "there", "127.0.0.1:1"),
+    )
+    frozen: Any = Frozen()
+    host.guests = [guest_host.Guest(7, frozen, frozen)]
+    if how == "it is silent":
+        ours, theirs = socket.socketpair()
+        line = Line(ours, waits=False)
+        Child(2, arrivals.GuestProcess(line=line, caller=7, store=store), line).fence()
+        assert theirs.recv(1) == b"", "its line is cut"
+        line.close()
+        theirs.close()
+    else:
+        server.close()
+    with pytest.raises(LearnerFailedError, match="exit codes"):
+        host._stay(store)
+    assert not frozen.is_alive()
+    frozen.sentinel.close()
     store.close()
     server.close()

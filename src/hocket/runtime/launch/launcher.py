@@ -128,7 +128,8 @@ class Launcher:
         assert self._place is not None
         before = len(self.children)
         if callers and self._guests is not None:
-            self.children += self._guests.seat(callers, numbers)
+            assert self._regrouping is not None
+            self.children += self._guests.seat(callers, numbers, self._regrouping.store)
             return self.children[before:]
         require(not callers, "it takes in learners of its own host alone: see --listen")
         with signals_held_back():

@@ -6,17 +6,19 @@ launcher    gives it its number in the record as soon as somebody asks to let it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Final
 
-from hocket.errors import ConfigError, require
+from hocket.errors import ConfigError, HocketError, require
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.guests.line import Assignment, Hello, Line
 from hocket.runtime.net import addresses
 from hocket.runtime.net.handshake import NOBODY, Handshake
 from hocket.runtime.net.reception import GREETING_S, Reception
+from hocket.runtime.net.store import Store
 from hocket.runtime.net.store_server import StoreServer
 
 PURPOSE: Final = "guest"
@@ -130,6 +132,25 @@ class RemoteProcess:
         self.line.cut()
 
 
+@dataclass(kw_only=True)
+class GuestProcess(RemoteProcess):
+    """The process of a learner that `hocket join` has brought: that command can end it."""
+
+    caller: int
+    store: Store
+
+    def kill(self) -> None:
+        """Let its host end it: it may be frozen, and the others would wait for it."""
+        with contextlib.suppress(HocketError):  # the run is over
+            self.store.put(end_order(self.caller), "end")
+        super().kill()
+
+
+def end_order(caller: int) -> str:
+    """Return where the store says that a learner must be ended."""
+    return f"join/end/{caller}"
+
+
 @dataclass
 class GuestBook:
     """The learners that other hosts have brought, and that nobody has asked for yet."""
@@ -148,7 +169,7 @@ class GuestBook:
             else:
                 self.waiting[one.caller] = one
 
-    def seat(self, callers: list[int], ranks: list[int]) -> list[Child]:
+    def seat(self, callers: list[int], ranks: list[int], store: Store) -> list[Child]:
         """Give the callers their numbers in the record; ConfigError if one of them has gone."""
         self.look()  # the last one may have called, or ended, since
         require(
@@ -164,7 +185,8 @@ class GuestBook:
         children = []
         for caller, rank in zip(callers, ranks, strict=True):
             one = self.waiting.pop(caller)
-            children.append(seated(one, rank, RemoteProcess(one.line), joins=True))
+            process = GuestProcess(line=one.line, caller=caller, store=store)
+            children.append(seated(one, rank, process, joins=True))
         return children
 
     def close(self) -> None:
