@@ -46,6 +46,7 @@ from hocket.runtime.sim.joins import Group
 from hocket.runtime.sim.replay import Replay
 from hocket.runtime.sim.simulator import Simulator
 from hocket.support.fork_server import temporary_folder
+from hocket.support.inputs import well_formed
 from hocket.support.progress import print_line
 from hocket.support.signals import STOPPING, on_first_signal
 
@@ -199,14 +200,16 @@ def bring_guests(run_dir: Path, door: Door, learners: int, timeout_s: float) -> 
     """Bring learners of this host into a run of another one, and stay until they have ended."""
     run = RunDirectory(run_dir)
     experiment = config.build_experiment(config.read_run(run_dir))
-    begun = run.config()
-    theirs, ours = begun["versions"]["hocket"], version("hocket")
+    with well_formed(run.config_path):
+        begun = run.config()
+        theirs, data = begun["versions"]["hocket"], begun["data"]
+    ours = version("hocket")
     require(
         theirs == ours,
         f"the run was begun by Hocket {theirs}, and this host has {ours}: install it",
     )
     require(
-        begun["data"] == config.fingerprint(experiment.task),
+        data == config.fingerprint(experiment.task),
         "this host does not see the data of the run: other utterances, or other frames, are where "
         "its task looks for them",
     )

@@ -206,11 +206,14 @@ def test_what_is_taken_can_be_run(cases: int) -> None:
         ("runtime.threads=1000000", r"runtime\.threads must be at most 1,024"),
         ("schedule.epochs=" + "9" * 40, r"at most 1,000,000, not a number of more than 30"),
         ("optimizer.lr=" + "9" * 400, r"must be at most 1e\+30"),
+        ("strategy.name=kaldi strategy.first_parts=65536", r"first_parts must be at most 1,000"),
+        ("optimizer.name=ngsgd optimizer.num_samples_history=1e30", r"at most 1e\+12"),
     ],
 )
 def test_sizes_that_cannot_be_meant_are_refused(setting: str, says: str) -> None:
     tables: dict[str, dict[str, Any]] = {}
-    config.override(tables, setting)
+    for one in setting.split():
+        config.override(tables, one)
     with pytest.raises(ConfigError, match=says):
         config.build_experiment(tables)
 

@@ -373,6 +373,7 @@ def test_state_goes_on_bit_for_bit() -> None:
         ({"rank": 0}, "rank"),
         ({"update_period": 0}, "update_period"),
         ({"num_samples_history": 0}, "num_samples_history"),
+        ({"num_samples_history": 1e30}, "num_samples_history"),
         ({"alpha": 0}, "alpha"),
     ],
 )

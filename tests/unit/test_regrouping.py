@@ -12,6 +12,7 @@ import hocket
 from hocket.experiment import Experiment, RuntimeOptions
 from hocket.runtime.launch import regrouping
 from hocket.runtime.launch.children import Child
+from hocket.runtime.launch.joining import understood
 from hocket.runtime.launch.learner_process import LEAVE, MEET, STOP, NextGroup
 from hocket.runtime.launch.regrouping import Regrouping
 
@@ -146,3 +147,49 @@ def test_a_meeting_under_way_is_ended_also_if_the_run_stops(scene: Scene) -> Non
         child.regrouped = True
     scene.look(stopping=True)
     assert scene.events == [("left", 2, [0, 1])]
+
+
+@pytest.mark.parametrize("mark", ["left", "ended"])
+def test_a_newcomer_that_is_done_before_it_was_let_in_is_forgotten(mark: str) -> None:
+    """Else whoever asks next would wait for ever."""
+    scene = Scene(asked=1)
+    scene.group.attending = frozenset()
+    newcomer = Child(4, None, Pipe(), waits=True)  # type: ignore[arg-type]
+
+    def begin(numbers: list[int], callers: list[int]) -> list[Child]:
+        scene.children.append(newcomer)
+        return [newcomer]
+
+    scene.group.begin = begin
+    newcomer.ended_by = lambda: "is done"  # type: ignore[method-assign]
+    scene.look()
+    assert newcomer in scene.children
+    setattr(newcomer, mark, True)
+    scene.look()
+    assert newcomer not in scene.children
+    assert "is done" in scene.store.said["join/1/answer"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        None,
+        b"",
+        b"[]",
+        b"5",
+        b'{"learners": Infinity}',
+        b'{"learners": "2"}',
+        b'{"learners": true}',
+        b'{"learners": 0}',
+        b'{"learners": 5000}',
+        b'{"learners": 1, "callers": 5}',
+        b'{"learners": 1, "callers": [1e400]}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+    ids=lambda text: str(text)[:30],
+)
+def test_a_request_that_makes_no_sense(request_: bytes | None) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        understood(request_)
+    assert understood(b'{"learners": 2, "callers": [4, 5]}') == (2, [4, 5])

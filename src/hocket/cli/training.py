@@ -218,11 +218,13 @@ def _model_of(args: argparse.Namespace) -> str | None:
 
 
 def _apply_flags(args: argparse.Namespace, tables: Tables) -> None:
+    listen: str | None = getattr(args, "listen", None)
+    require(listen != "", "--listen must be an address of this host, not empty")
     flags = {
         ("runtime", "learners"): args.learners,
         ("runtime", "seed"): args.seed,
         ("runtime", "device"): args.device,
-        ("runtime", "listen"): getattr(args, "listen", None),
+        ("runtime", "listen"): listen,
         ("runtime", "init"): None if args.init is None else str(Path(args.init).resolve()),
         ("schedule", "epochs"): args.epochs,
         ("optimizer", "lr"): args.lr,

@@ -31,6 +31,7 @@ MOST: Final[dict[str, int]] = {
     "num_features": 1_000_000,
     "num_classes": 1_000_000,
     "combine_models": 10_000,
+    "first_parts": 1_000,  # each is a step of its own
     "num_bins": 1_000,
     "lm_order": 20,
     "senones": 1_000_000,

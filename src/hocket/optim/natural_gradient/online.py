@@ -99,6 +99,7 @@ Floats: TypeAlias = NDArray[np.float64]
 NUM_INITIAL_UPDATES = 10  # calls 0..10 always update: F is still far off
 NUM_INITIAL_PASSES = 3  # over the first minibatch, instead of an eigenvalue decomposition of it
 ETA_MAX = 0.9  # above this, all-zero input gives NaN
+MOST_HISTORY = 1e12  # rows; with more, a minibatch would weigh nothing (eq. 7)
 EPSILON = 1e-10  # absolute floor of d and rho, and what they start from
 DELTA = 5e-4  # relative floor, of d and rho to the largest eigenvalue; at 1e-5 float32 is unstable
 MAX_CONDITION = 1e6  # of Z; beyond it W is checked for orthogonality
@@ -190,8 +191,9 @@ class OnlineNaturalGradient:
         require(rank >= 1, f"rank must be at least 1, not {rank}")
         require(update_period >= 1, f"update_period must be at least 1, not {update_period}")
         require(
-            num_samples_history > 0,
-            f"num_samples_history must be above 0, not {num_samples_history}",
+            0 < num_samples_history <= MOST_HISTORY,
+            f"num_samples_history must be above 0 and at most {MOST_HISTORY:g}, not "
+            f"{num_samples_history}",
         )
         require(alpha > 0, f"alpha must be above 0, not {alpha}")
         self.rank = rank

@@ -6,11 +6,19 @@ import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from hocket.core.accounts import LostLearner, Vitals
+from hocket.core.accounts import Books, LostLearner, Vitals
 from hocket.record.status import LearnerStatus, State
 from hocket.runtime.launch.learner_process import Pipe
+
+_MARKS: Final = ("met", "started", "ready", "regrouped", "leaving", "left")
+_BODIES: Final[dict[str, type[Any]]] = {
+    **dict.fromkeys(_MARKS, type(None)),
+    "alive": Vitals,
+    "status": str,
+    "event": dict,
+}
 
 
 def _processor_time(pid: int | None) -> int | None:
@@ -70,6 +78,7 @@ class Child:
     left: bool = False  # has left politely
     ended: bool = False  # its pipe has ended before it was let in
     silent: bool = False  # ended by the launcher because it gave no sign of life
+    nonsense: bool = False  # ... because nobody can make anything of what it sends
     vitals: Vitals = field(default_factory=Vitals)
     heard: float = field(default_factory=time.monotonic)
     _used: int | None = None  # processor time, when last looked at
@@ -91,26 +100,33 @@ class Child:
     def receive(self) -> tuple[str, Any] | None:
         """Receive one message of it, and return kind and body; None if its pipe has ended."""
         try:
-            kind, body = self.pipe.recv()
+            said = self.pipe.recv()
+        except BlockingIOError:  # a part of a message: the rest is to come, or it is silent
+            return "", None
         except (EOFError, OSError):
             return None
         self.heard = time.monotonic()
+        if not _makes_sense(said):
+            self.nonsense = True
+            self.process.kill()
+            return None
+        kind, body = said
+        self._note(kind, body)
+        return kind, body
+
+    def _note(self, kind: str, body: Any) -> None:
+        """Keep what a message says."""
         if kind == "done":
             self.summary = body
         elif kind == "failed":
             self.failure = body
-        elif kind == "status":
-            self.status = body
-        elif kind == "met":
-            self.met = True
-        elif kind == "started":
-            self.started = True
         elif kind == "alive":
             if body.time_s >= self.vitals.time_s:  # while a group is formed there are none
                 self.vitals = body
-        elif kind in ("ready", "regrouped", "leaving", "left"):
+        elif kind == "status":
+            self.status = body
+        elif kind in _MARKS:
             setattr(self, kind, True)
-        return kind, body
 
     @property
     def state(self) -> State:
@@ -129,8 +145,11 @@ class Child:
     def at_work(self) -> bool:
         """True if it has used the processor since the last call, or if that cannot be seen.
 
-        Before it can give signs of life it loads modules and unpacks its orders.
+        Before it can give signs of life it loads modules and unpacks its orders. One of another
+        host has done so before it called.
         """
+        if self.process.pid is None:
+            return False
         before, self._used = self._used, _processor_time(self.process.pid)
         return self._used is None or self._used != before
 
@@ -143,6 +162,8 @@ class Child:
         """Say how the process ended."""
         if self.silent:
             return "gave no sign of life (runtime.silence_s) and was ended"
+        if self.nonsense:
+            return "sent a message that makes no sense, and was cut off: is it another version?"
         code = self.process.exitcode
         if self.host and code is None:
             return f"has ended, or its host {self.host} is gone"
@@ -154,6 +175,19 @@ class Child:
         """Note that it is lost, and why."""
         self.loss = LostLearner(self.rank, time_s, reason, self.vitals.books)
         return self.loss
+
+
+def _makes_sense(said: Any) -> bool:
+    """True of a kind and a body that belong together; one of another host may send anything."""
+    if not isinstance(said, (tuple, list)) or len(said) != 2 or not isinstance(said[0], str):
+        return False
+    kind, body = said
+    if kind == "failed":
+        is_list = isinstance(body, (tuple, list))
+        return is_list and len(body) == 4 and all(isinstance(text, str) for text in body)
+    if kind == "done":
+        return isinstance(body, dict) and isinstance(body.get("books"), Books)
+    return kind in _BODIES and isinstance(body, _BODIES[kind])
 
 
 def tell_all(children: list[Child], order: str) -> None:

@@ -15,6 +15,7 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from hocket.support.inputs import CONFIG_LIMIT, read_table
 NAME: Final = ".join"
 ASKED: Final = "join/asked"
 CONNECT_S: Final = 10.0
+_LOOK_S: Final = 0.5
 _OWNER: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
@@ -47,7 +49,7 @@ class Door:
         """Connect to the store of the run."""
         try:
             return self.place.store(CONNECT_S)
-        except (HocketError, OSError) as error:
+        except (HocketError, OSError, ValueError) as error:  # ValueError: an address that is none
             raise HocketError(
                 f"the launcher of the run in {run_dir} does not answer ({error}): it has ended, or "
                 f"it runs on {self.host} and takes nobody in from other hosts (--listen)"
@@ -106,21 +108,46 @@ def ask(run_dir: Path, learners: int, timeout_s: float) -> list[int]:
         store.close()
 
 
-def request(store: Store, asked: dict[str, Any], timeout_s: float) -> list[int]:
-    """Ask for what a table says, and wait for the answer."""
+def request(
+    store: Store,
+    asked: dict[str, Any],
+    timeout_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Ask for what a table says, and wait for the answer; `meanwhile` may end the wait."""
     number = store.add("join/next", 1)
     store.put(f"join/{number}", json.dumps(asked))
     store.add(ASKED, 1)
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
-        said = store.look(f"join/{number}/answer", 1.0)
+        meanwhile()
+        said = store.look(f"join/{number}/answer", _LOOK_S)
         if said is not None:
             answer: dict[str, Any] = json.loads(said)
             if "refused" in answer:
                 raise ConfigError(f"the run takes nobody in: {answer['refused']}")
             return [int(one) for one in answer["joined"]]
+    then = "Newcomers that were started join all the same: `hocket watch` shows them"
+    if "callers" in asked:
+        then = "Those of this host end now: join again, and wait for longer (--timeout)"
     raise WaitTimeoutError(
         f"waited {timeout_s:g} s for the run to take {asked['learners']} learner(s) in: it is at a "
-        "long step, or has just ended. Newcomers that were started join all the same: `hocket "
-        "watch` shows them"
+        f"long step, or has just ended. {then}"
     )
+
+
+def understood(request: bytes | None) -> tuple[int, list[int]]:
+    """Return how many learners a request asks for, and which callers; ValueError: nobody knows.
+
+    Whoever wrote it has the token, but may be another version.
+    """
+    try:
+        asked = json.loads(request or b"{}")
+        count, callers = asked["learners"], asked.get("callers", [])
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if type(count) is not int or not 1 <= count <= MOST_PROCESSES:
+        raise ValueError(f"{str(count)[:100]} learners")
+    if not isinstance(callers, list) or not all(type(one) is int for one in callers):
+        raise ValueError("callers that are no numbers")
+    return count, callers

@@ -100,6 +100,8 @@ class Launcher:
             self._server = StoreServer.nearby(token)
             return Place(self._server.address, token)
         self._server, arrivals = open_to_others(here, token)
+        if self._server.address.startswith("127."):
+            self.say(f"note: {here} is an address that only this host can reach (runtime.listen)")
         self._guests = GuestBook(arrivals)
         return Place(self._server.address, token, here)
 
@@ -126,7 +128,8 @@ class Launcher:
         assert self._place is not None
         before = len(self.children)
         if callers and self._guests is not None:
-            self.children += self._guests.seat(callers, numbers)
+            assert self._regrouping is not None
+            self.children += self._guests.seat(callers, numbers, self._regrouping.store)
             return self.children[before:]
         require(not callers, "it takes in learners of its own host alone: see --listen")
         with signals_held_back():
@@ -269,8 +272,8 @@ class Launcher:
             self._gone(child, child.ended_by())
         elif said[0] == "event":
             self.note_event(said[1])
-        elif said[0] == "failed" and child.failure and child.failure[0] == "FencedError":
-            self._gone(child, child.failure[1])
+        elif said[0] == "failed" and said[1][0] == "FencedError" and not child.waits:
+            self._gone(child, said[1][1])
 
     def _fence_the_silent(self) -> None:
         """End learners that give no sign of life, unless this launcher itself was stopped."""

@@ -22,8 +22,8 @@ from typing import Any, Final
 from hocket.core.device import LIBRARIES
 from hocket.errors import ConfigError, HocketError, LearnerFailedError
 from hocket.experiment import Experiment
+from hocket.runtime.launch import joining
 from hocket.runtime.launch.children import Child
-from hocket.runtime.launch.joining import ASKED
 from hocket.runtime.launch.learner_process import LEAVE, MEET, STOP, NextGroup
 from hocket.runtime.net.store import Store
 from hocket.support.progress import Pace
@@ -62,7 +62,11 @@ class Regrouping:
     ) -> Experiment:
         """Go on with whatever is under way; return the experiment, of another group perhaps."""
         there = [c for c in children if c.working and not c.waits]
-        if self._request is None and self._pace.due() and self.store.add(ASKED, 0) > self._taken:
+        if (
+            self._request is None
+            and self._pace.due()
+            and self.store.add(joining.ASKED, 0) > self._taken
+        ):
             self._take_request(experiment, there, children, stopping=stopping)
         self._drop_failed(children)
         if not self._called and not stopping:
@@ -104,12 +108,11 @@ class Regrouping:
         self._taken += 1
         number = self._taken
         try:
-            asked = json.loads(self.store.look(f"join/{number}", 1.0) or b"{}")
-            count, callers = int(asked["learners"]), [int(one) for one in asked.get("callers", [])]
+            count, callers = joining.understood(self.store.look(f"join/{number}", 1.0))
             refused = self.refuses(experiment, there, count)
             if stopping:
                 refused = "it is stopping: resume it with more learners"
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             refused = f"the request makes no sense ({error})"
         if refused:
             self._answer(number, {"refused": refused})
@@ -144,7 +147,8 @@ class Regrouping:
     def _drop_failed(self, children: list[Child]) -> None:
         """Forget newcomers if one of them ended before it was let in: that is no loss."""
         request = self._request
-        failed = [c for c in request.children if c.failure or c.ended] if request else []
+        newcomers = request.children if request else []
+        failed = [c for c in newcomers if c.failure or c.ended or not c.working]
         if request is None or not failed:
             return
         why = failed[0].failure[1] if failed[0].failure else failed[0].ended_by()

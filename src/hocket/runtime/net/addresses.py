@@ -7,6 +7,7 @@ both ends look whether the other belongs to the same user.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import struct
@@ -22,17 +23,27 @@ LOOPBACK: Final = "127.0.0.1"
 NEARBY: Final = sys.platform == "linux"  # are there abstract Unix sockets?
 _BACKLOG: Final = 128  # connections that wait to be accepted; all learners may call at once
 _CREDENTIALS: Final = struct.Struct("iII")  # of the other end: process, user, group
+_EVERYBODY: Final = ipaddress.ip_address("255.255.255.255")
 _LEAST_S: Final = 1e-3  # a limit of 0 would mean: do not wait at all
 
 
 def listen(address: str, kind: Kind = socket.SOCK_STREAM) -> socket.socket:
-    """Wait for connections; port 0 is any port that is free."""
+    """Wait for connections at one address of this host; port 0 is any port that is free."""
     if address.startswith("@"):
         listener = socket.socket(socket.AF_UNIX, kind)
         listener.bind("\0" + address[1:])
         listener.listen(_BACKLOG)
         return listener
-    return socket.create_server(parse(address), backlog=_BACKLOG)
+    host, port = parse(address)
+    listener = socket.create_server((host, port), backlog=_BACKLOG)
+    meant = ipaddress.ip_address(listener.getsockname()[0])  # of a name, or of "0"
+    if meant.is_unspecified or meant.is_multicast or meant == _EVERYBODY:
+        listener.close()
+        raise ConfigError(
+            f"{host!r} ({meant}) is no address of one host, and others could not call it: give the "
+            "address of this host in the network that the others are in (`hostname -I` prints all)"
+        )
+    return listener
 
 
 def connect(address: str, kind: Kind, until: float) -> socket.socket:
@@ -71,9 +82,19 @@ def address_of(listener: socket.socket) -> str:
 def parse(address: str) -> tuple[str, int]:
     """Return host and port."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no address: it must be HOST:PORT")
-    return host.strip("[]"), int(port)
+    host = host.strip("[]")
+    number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else -1
+    if not _can_be_a_name(host) or not 0 <= number <= 65535:
+        raise ConfigError(f"{address[:300]!r} is no address: it must be HOST:PORT")
+    return host, number
+
+
+def _can_be_a_name(host: str) -> bool:
+    """True if the resolver can be asked for it; it fails on others in its own ways."""
+    try:
+        return bool(host.encode("idna")) and "\0" not in host
+    except UnicodeError:
+        return False
 
 
 def own_address(towards: str) -> str:

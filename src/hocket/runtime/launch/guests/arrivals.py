@@ -6,22 +6,24 @@ launcher    gives it its number in the record as soon as somebody asks to let it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Final
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, HocketError, require
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.guests.line import Assignment, Hello, Line
 from hocket.runtime.net import addresses
 from hocket.runtime.net.handshake import NOBODY, Handshake
 from hocket.runtime.net.reception import GREETING_S, Reception
+from hocket.runtime.net.store import Store
 from hocket.runtime.net.store_server import StoreServer
 
 PURPOSE: Final = "guest"
 CALL_S: Final = 60.0
-HELLO_S: Final = 10.0  # whoever has proved itself says it in the next moment
+HELLO_S: Final = 10.0  # whoever has proved itself says where it is in the next moment
 
 
 @dataclass(frozen=True)
@@ -60,29 +62,47 @@ class Arrivals:
         listener = addresses.listen(f"{host}:0")
         self.place = LauncherPlace(addresses.address_of(listener), key)
         self._reception = Reception(self.place.handshake(NOBODY, GREETING_S), [listener])
+        self._silent: dict[Line, tuple[int, float]] = {}  # who has proved itself, and until when
 
     def admit(self, wait_s: float = 0.0) -> list[Arrival]:
-        """Return who has called and said where it is."""
-        found = []
+        """Return who has called and said where it is; nobody is waited for."""
+        until = time.monotonic() + HELLO_S
         for caller, connection in self._reception.admit(wait_s):
-            line = Line(connection)
-            try:
-                hello = line.recv() if wait([line.fileno()], timeout=HELLO_S) else None
-            except (EOFError, OSError):  # it was lost again
-                hello = None
-            if isinstance(hello, Hello):
-                found.append(Arrival(caller, line, hello))
-            else:
-                line.close()
-        return found
+            self._silent[Line(connection, waits=False)] = caller, until
+        return [one for line in list(self._silent) if (one := self._heard(line)) is not None]
+
+    def _heard(self, line: Line) -> Arrival | None:
+        """Return who is at the end of a line, once it has said so; close one that does not."""
+        caller, until = self._silent[line]
+        try:
+            hello = line.recv()
+        except BlockingIOError:
+            if time.monotonic() < until:
+                return None
+            hello = None
+        except (EOFError, OSError):  # it was lost again, or talks nonsense
+            hello = None
+        del self._silent[line]
+        if isinstance(hello, Hello):
+            return Arrival(caller, line, hello)
+        line.close()
+        return None
 
     def close(self) -> None:
         """Listen no more."""
+        for line in self._silent:
+            line.close()
+        self._silent.clear()
         self._reception.close()
 
 
 def open_to_others(host: str, key: bytes) -> tuple[StoreServer, Arrivals]:
     """Serve a store, and wait for learners, at an address of this host that others can reach."""
+    require(
+        not host.startswith("@") and ":" not in host,
+        f"{host!r} is not what runtime.listen (--listen) takes: an IPv4 address of this host, or "
+        "its name, without a port",
+    )
     try:
         return StoreServer(key, [addresses.listen(f"{host}:0")]), Arrivals(host, key)
     except OSError as error:
@@ -112,6 +132,25 @@ class RemoteProcess:
         self.line.cut()
 
 
+@dataclass(kw_only=True)
+class GuestProcess(RemoteProcess):
+    """The process of a learner that `hocket join` has brought: that command can end it."""
+
+    caller: int
+    store: Store
+
+    def kill(self) -> None:
+        """Let its host end it: it may be frozen, and the others would wait for it."""
+        with contextlib.suppress(HocketError):  # the run is over
+            self.store.put(end_order(self.caller), "end")
+        super().kill()
+
+
+def end_order(caller: int) -> str:
+    """Return where the store says that a learner must be ended."""
+    return f"join/end/{caller}"
+
+
 @dataclass
 class GuestBook:
     """The learners that other hosts have brought, and that nobody has asked for yet."""
@@ -120,25 +159,34 @@ class GuestBook:
     waiting: dict[int, Arrival] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Take in new callers, and forget those who have gone."""
-        for one in self.arrivals.admit():
-            self.waiting[one.caller] = one
+        """Forget callers who have gone, and take in new ones, each number once."""
         for one in [one for one in self.waiting.values() if one.is_gone()]:
             del self.waiting[one.caller]
             one.line.close()
+        for one in self.arrivals.admit():
+            if one.caller in self.waiting:  # the first one stays: nothing is wrong with it
+                one.line.close()
+            else:
+                self.waiting[one.caller] = one
 
-    def seat(self, callers: list[int], ranks: list[int]) -> list[Child]:
+    def seat(self, callers: list[int], ranks: list[int], store: Store) -> list[Child]:
         """Give the callers their numbers in the record; ConfigError if one of them has gone."""
+        self.look()  # the last one may have called, or ended, since
+        require(
+            len(set(callers)) == len(ranks),
+            f"{len(ranks)} learners want to join, but {len(set(callers))} are named",
+        )
         gone = sorted(set(callers) - set(self.waiting))
-        if gone or len(callers) != len(ranks):
-            raise ConfigError(
-                f"of {len(callers)} learners that wanted to join, {len(gone)} did not call or have "
-                "ended: see the messages of the host that brought them, and ask again"
-            )
+        require(
+            not gone,
+            f"of {len(callers)} learners that wanted to join, {len(gone)} did not call or have "
+            "ended: see the messages of the host that brought them, and ask again",
+        )
         children = []
         for caller, rank in zip(callers, ranks, strict=True):
             one = self.waiting.pop(caller)
-            children.append(seated(one, rank, RemoteProcess(one.line), joins=True))
+            process = GuestProcess(line=one.line, caller=caller, store=store)
+            children.append(seated(one, rank, process, joins=True))
         return children
 
     def close(self) -> None:

@@ -22,17 +22,19 @@ from hocket.core.limits import MOST_PROCESSES
 from hocket.errors import ConfigError, HocketError, LearnerFailedError, require
 from hocket.experiment import Experiment
 from hocket.runtime.launch import joining, learner_process
-from hocket.runtime.launch.guests.arrivals import CALL_S, LauncherPlace
+from hocket.runtime.launch.guests.arrivals import CALL_S, LauncherPlace, end_order
 from hocket.runtime.launch.guests.line import Assignment, Hello
 from hocket.runtime.launch.joining import Door
 from hocket.runtime.launch.learner_process import ORPHANED, Orders
 from hocket.runtime.net.store import Store
 from hocket.support.fork_server import fork_context
+from hocket.support.progress import Pace
 from hocket.support.signals import WARNINGS, end_with_parent, on_signals, signals_held_back
 
 START_S: Final = 180.0 + CALL_S  # loading torch takes seconds, on a slow disk a minute
 PATIENCE_S: Final = 5.0
 _POLL_S: Final = 0.2
+_LOOK_EVERY_S: Final = 1.0
 
 
 @dataclass
@@ -82,11 +84,10 @@ class GuestHost:
                 self._start(learners, store)
                 self._await_calls()
                 callers = [one.caller for one in self.guests]
-                names = joining.request(
-                    store, {"learners": learners, "callers": callers}, timeout_s
-                )
+                asked = {"learners": learners, "callers": callers}
+                names = joining.request(store, asked, timeout_s, self._check_interrupts)
                 self._say_joined(names)
-                self._stay()
+                self._stay(store)
         finally:
             self._end_all()
             store.close()
@@ -148,9 +149,11 @@ class GuestHost:
 
     # ------------------------------------------------------------------ while they work
 
-    def _stay(self) -> None:
-        told = 0
-        while any(one.process.is_alive() for one in self.guests):
+    def _stay(self, store: Store) -> None:
+        told, pace = 0, Pace(_LOOK_EVERY_S)
+        while self._living():
+            if pace.due():
+                self._obey(store)
             if self._interrupts > 1 and told:
                 raise KeyboardInterrupt
             if self._interrupts and not told:
@@ -158,7 +161,7 @@ class GuestHost:
                 self.say("they leave at the next boundary (Ctrl-C again to end them at once)")
                 for one in self.guests:
                     one.process.terminate()
-            wait([one.process.sentinel for one in self.guests if one.process.is_alive()], _POLL_S)
+            wait([one.process.sentinel for one in self._living()], _POLL_S)
         codes = [one.process.exitcode for one in self.guests]
         if ORPHANED in codes:
             raise LearnerFailedError(
@@ -170,6 +173,20 @@ class GuestHost:
                 f"learners of this host ended with exit codes {codes}; the launcher on "
                 f"{self.door.host} says why"
             )
+
+    def _obey(self, store: Store) -> None:
+        """End learners of which the launcher has heard nothing, and all if there is no run."""
+        try:
+            silent = [one for one in self._living() if store.look(end_order(one.caller))]
+        except HocketError:  # the run has ended, or is cut off: they notice, unless they are frozen
+            wait([one.process.sentinel for one in self._living()], PATIENCE_S)
+            silent = self._living()
+        for one in silent:
+            one.process.kill()
+            one.process.join(PATIENCE_S)
+
+    def _living(self) -> list[Guest]:
+        return [one for one in self.guests if one.process.is_alive()]
 
     def _count_interrupt(self) -> None:
         self._interrupts += 1

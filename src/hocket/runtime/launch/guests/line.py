@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from hocket.core.accounts import Books, Vitals
 from hocket.runtime.launch.learner_process import NextGroup
@@ -41,6 +41,7 @@ class Assignment:
 _KNOWN: Final[dict[str, type[Any]]] = {
     kind.__name__: kind for kind in (Books, Vitals, NextGroup, Hello, Assignment)
 }
+_HINTS: Final = {kind: get_type_hints(kind) for kind in _KNOWN.values()}
 _KIND: Final = "$kind"
 
 
@@ -56,7 +57,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return {_KIND: name} | {one.name: getattr(value, one.name) for one in fields(value)}
 
 
-def decoded(data: bytes) -> Any:
+def decoded(data: bytes | bytearray) -> Any:
     """Return the message; ValueError if it makes no sense."""
     try:
         return json.loads(data, object_hook=_restored)
@@ -68,16 +69,35 @@ def _restored(table: dict[str, Any]) -> Any:
     if _KIND not in table:
         return table
     kind = _KNOWN[table.pop(_KIND)]
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+    made = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+    for name, hint in _HINTS[kind].items():
+        if not _fits(getattr(made, name), hint):
+            raise TypeError(f"{kind.__name__}.{name} is {getattr(made, name)!r:.100}")
+    return made
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """True if a value is what the field of a dataclass says: a type, or a tuple of one."""
+    if inner := get_args(hint):
+        return isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint
 
 
 class Line:
-    """One end of the connection, with the methods of a multiprocessing pipe."""
+    """One end of the connection, with the methods of a multiprocessing pipe.
 
-    def __init__(self, connection: socket.socket) -> None:
+    `waits`: `recv` waits for a message; else it raises BlockingIOError until a whole one has come.
+    A launcher does not wait: half a message must not keep it from all its other learners.
+    """
+
+    def __init__(self, connection: socket.socket, *, waits: bool = True) -> None:
         connection.setblocking(True)
         notice_a_vanished_host(connection)
         self._socket = connection
+        self._flags = 0 if waits else socket.MSG_DONTWAIT
+        self._come = bytearray()  # of the message that is on its way
         self._sending = threading.Lock()
         self.closed = False
         close_after_fork(lambda: [] if self.closed else [self._socket])
@@ -93,23 +113,25 @@ class Line:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def recv(self) -> Any:
-        """Receive a message, and wait for it; EOFError at its end or at nonsense."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        """Receive a message; EOFError at its end or at nonsense."""
+        self._gather(_LENGTH.size)
+        (length,) = _LENGTH.unpack_from(self._come)
         if length > _MOST_BYTES:
             raise EOFError(f"a message of {length} bytes")
+        self._gather(_LENGTH.size + length)
+        message, self._come = self._come[_LENGTH.size :], bytearray()
         try:
-            return decoded(self._read(length))
+            return decoded(message)
         except ValueError as error:
             raise EOFError(str(error)) from error
 
-    def _read(self, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            more = self._socket.recv(length - len(data))
+    def _gather(self, length: int) -> None:
+        """Read on until so much of the message has come; not a byte of the next one."""
+        while len(self._come) < length:
+            more = self._socket.recv(length - len(self._come), self._flags)
             if not more:
                 raise EOFError("the other end has gone")
-            data += more
-        return bytes(data)
+            self._come += more
 
     def cut(self) -> None:
         """Let both ends see the end, without closing the descriptor that somebody waits for."""

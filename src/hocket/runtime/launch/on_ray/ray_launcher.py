@@ -209,11 +209,10 @@ class RayLauncher(Launcher):
             return
         self._taken += 1
         try:
-            told = self._store.look(f"join/{self._taken}", 1.0) or b"{}"
-            count = int(json.loads(told)["learners"])
+            count, _ = joining.understood(self._store.look(f"join/{self._taken}", 1.0))
             there = [c for c in self.children if c.working and not c.waits]
             refused = self._regrouping.refuses(self.experiment, there, count)
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             refused = f"the request makes no sense ({error})"
         if refused:
             self._answer(self._taken, {"refused": refused})
