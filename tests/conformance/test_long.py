@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance.cases import CASES, Case
+from conformance.cases import CASES, GROUPS, Case
 from conformance.test_faults import ROWS, every_kind_fired
 from helpers.faults import resume_after_faults, run_plans
 from helpers.runs import simulator, uneven
@@ -23,7 +23,7 @@ NUM_CLUSTERS_ALIKE = 250  # ... whose effects are those of another row
 NUM_RESUMED_AFTER_FAULTS = 30  # of a row
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
+@pytest.mark.parametrize("case", [*CASES, *GROUPS], ids=lambda c: c.id)
 def test_no_deadlock_in_many_random_clusters(case: Case) -> None:
     most = NUM_CLUSTERS if case.thorough else NUM_CLUSTERS_ALIKE
     for seed in range(1000, 1000 + min(case.many, most)):
@@ -37,7 +37,10 @@ def test_no_deadlock_in_many_random_clusters(case: Case) -> None:
             codec=case.codec,
             schedule=Constant(epochs=2, lr_compensation="none"),
             options=RuntimeOptions(
-                learners=learners, seed=seed, sharding="fixed" if seed % 3 == 0 else "pool"
+                learners=learners,
+                seed=seed,
+                sharding="fixed" if seed % 3 == 0 else "pool",
+                **case.options,
             ),
         )
         sim = simulator(experiment, uneven(learners, seed))

@@ -22,11 +22,13 @@ _OWN_NAME: Final = re.compile(r"\.\d{12,18}\.(partial|replaced)", re.ASCII)
 FREE_ON_RESUME = {
     "strategy.stages",
     "strategy.cut",
+    "runtime.cut",
     "runtime.device",
     "runtime.learners",
     "runtime.listen",
     "runtime.threads",
     "runtime.on_loss",
+    "runtime.ranks_per_learner",
     "runtime.silence_s",
     "runtime.timeout_s",
     "runtime.transport",

@@ -107,6 +107,14 @@ class Worker:
         """Return the state of a learner that has not begun."""
         return WorkerState({k: b.detach().clone() for k, b in self.model.named_buffers()})
 
+    def close(self) -> None:
+        """Let go of whoever computes with it: nobody."""
+
+    def frames_of(self, split: str, ticket: Ticket, part: Part) -> int:
+        """Return how many frames a part of an item has."""
+        item, _ = self._batch(split, ticket.index, ticket.epoch, part)
+        return item.frames
+
     def bind(self, params: Flat, state: WorkerState) -> None:
         """Make the model's parameters views of `params`, its buffers those of `state`."""
         if params.data_ptr() != self._bound:
