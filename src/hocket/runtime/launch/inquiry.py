@@ -18,7 +18,7 @@ from hocket.errors import HocketError, LearnerFailedError
 from hocket.runtime.launch.children import Child, tell_all
 
 # Errors of learners that only noticed the failure of another.
-_NOTICED: Final = {"LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
+_NOTICED: Final = {"FencedError", "LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
 
 
 @dataclass(frozen=True)

@@ -243,8 +243,8 @@ def _serve_learner(orders: Orders, control: Control) -> None:
     try:
         runtime.run()
     except StageLostError:
-        while True:  # the learner is lost: its launcher ends this process, too
-            time.sleep(1.0)
+        time.sleep(options.timeout_s)  # the learner is lost: its launcher ends this process, too
+        raise
     line.close()
 
 

@@ -60,6 +60,7 @@ class GroupLine:
         self._limit_s = limit_s
         self._came: queue.SimpleQueue[Message | int | Exception] = queue.SimpleQueue()
         self._kept: dict[tuple[int, str], deque[Any]] = defaultdict(deque)
+        self._gone: set[int] = set()
         here = host_name() if transport != "sockets" else f"{stage}"
         store.put(f"host/{stage}", here)
         patient = store.limited(limit_s)
@@ -80,22 +81,34 @@ class GroupLine:
         self._mailbox.send(to, tag, payload)
 
     def receive(self, source: int, tag: str, *, patient: bool = False) -> Any:
-        """Wait for something; `patient`: without a limit. `StageLostError` if any rank has gone."""
+        """Wait for something. `StageLostError` if a rank of the group has gone.
+
+        `patient`: without a limit; only the end of the source itself is an error then. When a run
+        ends, another rank may have gone before this one has heard of it.
+        """
         kept, until = self._kept[source, tag], time.monotonic() + self._limit_s
         while not kept:
+            gone = self._gone & {source} if patient else self._gone
+            if gone:
+                raise StageLostError(min(gone))
             try:
-                came = self._came.get(timeout=None if patient else until - time.monotonic())
+                self._take(None if patient else until - time.monotonic())
             except (queue.Empty, ValueError) as error:
                 raise WaitTimeoutError(
                     f"waited {self._limit_s:g} s for stage {source + 1} of this learner to send "
                     f"{tag!r} and gave up: it is stuck, or slow: then raise runtime.timeout_s"
                 ) from error
-            if isinstance(came, int):
-                raise StageLostError(came)
-            if isinstance(came, Exception):
-                raise came
-            self._kept[came.source, came.tag].append(came.payload)
         return kept.popleft()
+
+    def _take(self, timeout_s: float | None) -> None:
+        """Wait for the next thing that comes in, whatever it is."""
+        came = self._came.get(timeout=timeout_s)
+        if isinstance(came, int):
+            self._gone.add(came)
+        elif isinstance(came, Exception):
+            raise came
+        else:
+            self._kept[came.source, came.tag].append(came.payload)
 
     def close(self) -> None:
         """End the connections."""

@@ -26,12 +26,17 @@ from hocket.core import device
 from hocket.core.accounts import Tally, Ticket
 from hocket.core.effects import WHOLE, Grad, Part, Product
 from hocket.core.flat import Flat, Layout, Parts
+from hocket.core.optimizer import Preconditioning
 from hocket.core.stage_effects import Backward, Forward
 from hocket.core.task import Task
 from hocket.data.pool import Pool
 from hocket.errors import ContractError
 from hocket.models.stages import layers_of
-from hocket.optim.natural_gradient.preconditioning import restored_sides, saved_sides
+from hocket.optim.natural_gradient.preconditioning import (
+    linear_layers,
+    restored_sides,
+    saved_sides,
+)
 from hocket.runtime.shared.stages.cutting import StageCut
 from hocket.runtime.shared.stages.worker import StageWorker, sizes_of
 from hocket.runtime.shared.worker import CPU, Worker, WorkerState
@@ -43,17 +48,17 @@ Sums: TypeAlias = tuple[int, float, float]  # frames, loss, correct frames
 
 @dataclass(frozen=True)
 class Job:
-    """What a group computes next: pieces of one minibatch, or held-out items."""
+    """What a group computes next: pieces of one minibatch, or items that are scored."""
 
     split: str
     epoch: int
-    frames: int  # over which the gradient is a mean
+    frames: int  # over which the gradient is a mean; 0: none is wanted
     pieces: tuple[tuple[int, Part], ...]  # of which item, and which part of it
 
     @property
     def learns(self) -> bool:
-        """True if a gradient is wanted."""
-        return self.split == "train"
+        """True if a gradient is wanted; training items may be scored, too."""
+        return self.frames > 0
 
     def ticket(self, number: int) -> Ticket:
         """Return what stands for the item of a piece."""
@@ -80,14 +85,34 @@ class Handed:
     sums: Sums = (0, 0.0, 0.0)  # of the last stage
 
 
+@dataclass(frozen=True)
+class WhereLinear:
+    """Natural gradient for the stages that have layers for it."""
+
+    rule: Preconditioning
+
+    def tap(self, model: nn.Module) -> Any:
+        """Precondition the gradients of a stage, if it has any linear layer."""
+        return self.rule.tap(model) if next(linear_layers(model), None) else None
+
+
 class GroupStage(StageWorker):
     """One stage of a group, at one job after the other."""
 
     _params: Flat
     _job: Job
 
-    def __init__(self, task: Task, pool: Pool, seed: int, **more: Any) -> None:
-        super().__init__(task, pool, seed, **more)
+    def __init__(
+        self,
+        task: Task,
+        pool: Pool,
+        seed: int,
+        *,
+        natural_gradient: Preconditioning | None = None,
+        **more: Any,
+    ) -> None:
+        where = None if natural_gradient is None else WhereLinear(natural_gradient)
+        super().__init__(task, pool, seed, natural_gradient=where, **more)
         self.state = WorkerState()
         self._arriving: list[torch.Tensor] = []
         self._whole: Flat | Parts | None = None
@@ -121,6 +146,9 @@ class GroupStage(StageWorker):
         back = self.backward(effect, self.state)
         self._add(back.grad)
         return back.dx
+
+    def _learns(self, effect: Forward) -> bool:
+        return self._job.learns
 
     def _add(self, grad: Grad) -> None:
         if self._whole is None:
@@ -274,11 +302,12 @@ class GroupWorker(Worker):
         cutting: StageCut,
         members: Members,
         micro_batches: int = 1,
-        natural_gradient: Any = None,
+        natural_gradient: Preconditioning | None = None,
         on: torch.device = CPU,
         **more: Any,
     ) -> None:
-        super().__init__(task, pool, seed, **more)  # whole vectors are in the host's memory
+        # Whole vectors are in the host's memory; whether any layer can be preconditioned is seen.
+        super().__init__(task, pool, seed, natural_gradient=natural_gradient, **more)
         more |= {"natural_gradient": natural_gradient, "on": on}
         layers = layers_of(self.model)
         sizes = sizes_of(cutting, layers, cutting.edges(layers))
@@ -289,7 +318,7 @@ class GroupWorker(Worker):
             p.data = p.data.new_empty(0)
         self.own = GroupStage(task, pool, seed, cutting=cutting, stage=0, **more)
         vectors = f"{4e-6 * self.layout.size:.3g} MB each"
-        self.notes = [
+        self.notes += [
             *sizes,
             f"groups: the memory of the host holds each learner's whole vectors, {vectors}: the "
             "model, its gradient, what optimizer and strategy remember",
@@ -368,7 +397,7 @@ class GroupWorker(Worker):
         if not there:
             return tally
         self._begin(
-            params, self._states(state), Job(split, 0, 1, tuple((index, WHOLE) for index in there))
+            params, self._states(state), Job(split, 0, 0, tuple((index, WHOLE) for index in there))
         )
         for number in range(len(there) + AHEAD):
             if number < len(there):

@@ -130,11 +130,15 @@ class StageWorker(Worker):
         """Let an item go through the stage."""
         with self._lane.work():
             self.bind(effect.params, state)
-            learns = effect.split == "train"
+            learns = self._learns(effect)
             if self.model.training != learns:
                 self.model.train(learns)
             with torch.set_grad_enabled(learns):
                 return self._forward(effect, learns)
+
+    def _learns(self, effect: Forward) -> bool:
+        """Return whether a gradient is wanted."""
+        return effect.split == "train"
 
     def _forward(self, effect: Forward, learns: bool) -> Passed:
         ticket, part = effect.ticket, effect.part
