@@ -36,6 +36,7 @@ from hocket.runtime.real.faults import Fault
 
 MOMENTUM = SGD(lr=0.005, momentum=0.9)
 TASK = WithBuffers(num_items=37, uneven=True)
+CUTS: dict[Any, tuple[int, ...]] = {2: (1,), 3: (2, 4), 4: (2, 4, 6)}  # by the ranks of a learner
 FRAMES = 2 * sum(item.frames for item in TASK.items("train"))
 
 
@@ -62,7 +63,7 @@ def test_simulator_equals_real_processes_bit_for_bit(
     task: Any, strategy: Any, more: dict[str, Any]
 ) -> None:
     more = {"optimizer": MOMENTUM, "evaluate_every": 0.5, "ranks_per_learner": 2} | more
-    cut = {2: (1,), 3: (2, 4), 4: (2, 4, 6)}[more["ranks_per_learner"]]
+    cut = CUTS[more["ranks_per_learner"]]
     a, b = (world(task, strategy, 2, cut=cut, **more) for world in (simulated, real))
     assert same_model(a, b)
     assert (a.loss, a.accuracy, a.frames) == (b.loss, b.accuracy, b.frames)

@@ -31,7 +31,7 @@ from hocket import (
 )
 from hocket.core.accounts import Ticket
 from hocket.core.effects import Grad
-from hocket.core.task import Task
+from hocket.core.task import Item, Task
 from hocket.errors import ConfigError, TaskError
 from hocket.experiment import Experiment, RuntimeOptions, Seat
 from hocket.models.stages import counted
@@ -101,6 +101,21 @@ def test_micro_batches_add_up_to_it_to_rounding(micro_batches: int) -> None:
         assert 0 < apart < ROUNDING, "added up in parts, or there is nothing to see"
         assert b.loss_sum == pytest.approx(a.loss_sum, rel=ROUNDING)
         assert (a.frames, a.correct) == (b.frames, b.correct)
+
+
+def test_an_item_is_loaded_once_for_all_its_pieces() -> None:
+    """By the first rank, which needs its frames, and by the last, which needs its labels."""
+    loaded = []
+
+    class Noting(Layers):
+        def load(self, split: str, item: Item, epoch: int) -> Any:
+            loaded.append(item.id)
+            return super().load(split, item, epoch)
+
+    group = worker(Noting(), 3, micro_batches=4)
+    loaded.clear()
+    gradients(group, steps=2)
+    assert loaded == [0, 0, 1, 1]
 
 
 def test_a_part_of_an_item_that_a_strategy_divides_itself() -> None:

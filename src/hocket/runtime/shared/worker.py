@@ -216,11 +216,14 @@ class Worker:
     def _batch(self, split: str, index: int, epoch: int, part: Part) -> tuple[Item, Any]:
         """Load an item, or a part of it."""
         item = self.pool.items(split)[index]
-        batch = self.task.load(split, item, epoch)
+        batch = self._loaded(split, item, epoch)
         if part != WHOLE:
             batch, frames = _part_of(batch, part, item)
             item = replace(item, frames=frames)
         return item, device.move(batch, self.device)
+
+    def _loaded(self, split: str, item: Item, epoch: int) -> Any:
+        return self.task.load(split, item, epoch)
 
     def _loss_of(self, split: str, item: Item, batch: Any, precision: Precision | None) -> Loss:
         with device.computing(self.device, precision or self._precision):

@@ -28,7 +28,7 @@ from hocket.core.effects import WHOLE, Grad, Part, Product
 from hocket.core.flat import Flat, Layout, Parts
 from hocket.core.optimizer import Preconditioning
 from hocket.core.stage_effects import Backward, Forward
-from hocket.core.task import Task
+from hocket.core.task import Item, Task
 from hocket.data.pool import Pool
 from hocket.errors import ContractError
 from hocket.models.stages import layers_of
@@ -116,6 +116,7 @@ class GroupStage(StageWorker):
         self.state = WorkerState()
         self._arriving: list[torch.Tensor] = []
         self._whole: Flat | Parts | None = None
+        self._item: Any = None  # that is computed in pieces, as it was loaded
         self.first_params()  # they come with every job
         self.let_go()
         if self.last:
@@ -124,7 +125,7 @@ class GroupStage(StageWorker):
     def begin(self, params: Flat, state: WorkerState, job: Job) -> None:
         """Begin a job, at these parameters of the stage."""
         self._params, self.state, self._job = params, state, job
-        self._whole = None
+        self._whole = self._item = None
         self._under_way.clear()  # of a job that failed
 
     def forward_piece(self, number: int, handed: Handed | None) -> Handed:
@@ -150,6 +151,14 @@ class GroupStage(StageWorker):
     def _learns(self, effect: Forward) -> bool:
         return self._job.learns
 
+    def _loaded(self, split: str, item: Item, epoch: int) -> Any:
+        """Load an item once for all its pieces."""
+        if not self._job.learns or len(self._job.pieces) == 1:
+            return super()._loaded(split, item, epoch)
+        if self._item is None:
+            self._item = super()._loaded(split, item, epoch)
+        return self._item
+
     def _add(self, grad: Grad) -> None:
         if self._whole is None:
             several = len(self._job.pieces) > 1
@@ -162,7 +171,7 @@ class GroupStage(StageWorker):
 
     def end(self) -> Parts:
         """Return the gradient of the stage's parameters, in one piece for each."""
-        whole, self._whole = self._whole, None
+        whole, self._whole, self._item = self._whole, None, None
         assert whole is not None
         if isinstance(whole, Parts):
             return whole
@@ -339,7 +348,7 @@ class GroupWorker(Worker):
         item = self.pool.items("train")[ticket.index]
         frames = item.frames
         if part != WHOLE:
-            frames = self.own.frames_of("train", ticket, part)
+            frames = self.frames_of("train", ticket, part)
         if frames == 0:  # more parts than frames, or than chunks
             return self.dry(ticket)
         states, job = self._states(state), self._job(ticket, part, frames)
