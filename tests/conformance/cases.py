@@ -82,7 +82,7 @@ class Case:
     @property
     def seeds(self) -> int:
         """How many random clusters; `many` in the long form."""
-        return 200 if self.thorough else 30 if self.ranks_per_learner == 1 else 10
+        return 200 if self.thorough else 30 if self.ranks_per_learner == 1 else 8
 
     @property
     def plans(self) -> int:

@@ -52,7 +52,8 @@ def later(*values: Any) -> Any:
     ("task", "strategy", "more"),
     [
         (WithDropout(), KStep(sync_every=3), {}),
-        (Layers(), KStep(sync_every=3), {"micro_batches": 3, "ranks_per_learner": 4}),
+        (Layers(), KStep(sync_every=3), {"micro_batches": 3, "ranks_per_learner": 3}),
+        later(Layers(), KStep(sync_every=3), {"micro_batches": 3, "ranks_per_learner": 4}),
         later(WithBuffers(uneven=True), AllReduceSGD(), {}),
         later(Layers(), KStep(), {"transport": "sockets", "ranks_per_learner": 3}),
         later(Layers(), AllReduceSGD(), {"optimizer": NaturalSGD(lr=0.01)}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,12 +30,14 @@ from hocket import (
     OneBit,
     Pipeline,
 )
+from hocket.cli.main import main
 from hocket.core.accounts import Ticket
 from hocket.core.effects import Grad
 from hocket.core.task import Item, Task
 from hocket.errors import ConfigError, TaskError
 from hocket.experiment import Experiment, RuntimeOptions, Seat
 from hocket.models.stages import counted
+from hocket.record.rundir import RunDirectory
 from hocket.runtime.shared.stages.cutting import StageCosts, settled
 from hocket.runtime.shared.stages.group import GroupWorker, Job
 from hocket.runtime.shared.stages.making import worker_of
@@ -165,16 +168,10 @@ def test_a_job_travels_as_plain_values() -> None:
 
 # No two learners are ready at once, so nothing depends on the last bit of the time.
 FREE = Cluster((Host(count=3, jitter=0.3, memory_gbit=float("inf")),), local_latency_s=0.0)
-METHODS = [
-    KStep(sync_every=3),
-    ADPSGD(),
-    ASGD(servers=1, overlap=0),
-    Kaldi(sync_every=3, combine_items=3),
-    AllReduceSGD(),
-]
+METHODS = [KStep(sync_every=3), ADPSGD(), Kaldi(sync_every=3, combine_items=3)]
 
 
-@pytest.mark.parametrize("strategy", METHODS, ids=lambda s: s.name)
+@pytest.mark.parametrize("strategy", METHODS, ids=lambda s: s.name)  # all: test_long.py
 def test_a_run_is_that_of_learners_of_one_rank(strategy: Any) -> None:
     """Where ranks exchange at no cost, a group that takes turns is as fast as one device."""
     more: dict[str, Any] = {"optimizer": SGD(lr=0.005, momentum=0.9), "evaluate_every": 0.5}
@@ -196,9 +193,11 @@ def test_a_run_is_that_of_learners_of_one_rank(strategy: Any) -> None:
     "more",
     [
         {"optimizer": SGD(lr=0.05, clip_norm=0.01)},
-        {"optimizer": AdamW(lr=0.01)},
+        pytest.param({"optimizer": AdamW(lr=0.01)}, marks=pytest.mark.long),
         {"optimizer": NaturalSGD(lr=0.01)},
-        {"optimizer": SGD(lr=0.01), "codec": OneBit(float_below=4)},
+        pytest.param(
+            {"optimizer": SGD(lr=0.01), "codec": OneBit(float_below=4)}, marks=pytest.mark.long
+        ),
     ],
     ids=["clipped", "adamw", "natural", "onebit"],
 )
@@ -279,6 +278,29 @@ def test_a_death_of_a_stage_that_nobody_has_is_refused() -> None:
     cluster = Cluster((Host(count=2),), deaths=(Death(1, at_draw=2, stage=3),))
     with pytest.raises(ConfigError, match=r"rank 1 names stage 3, but each learner has 2"):
         simulated(acoustic(), KStep(), cluster, ranks_per_learner=2)
+
+
+# ------------------------------------------------------------------ going on
+
+
+def test_the_command_goes_on_with_other_ranks_per_learner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cut is in the record, and is forgotten with the number of ranks that it belongs to."""
+    out = str(tmp_path / "run")
+    task = ["--set", "task.num_frames=1000", "--set", "model.width=16", "--quiet"]
+    begun = ["simulate", "synthetic", "--strategy", "kstep", "--learners", "2", "--out", out]
+    groups = ["--set", "runtime.ranks_per_learner=2", "--set", "runtime.micro_batches=2"]
+    assert main([*begun, *task, *groups, "--epochs", "1"]) == 0
+    runtime = RunDirectory(tmp_path / "run").config()["runtime"]
+    assert len(runtime["cut"]) == 1
+    for epochs, ranks in (("2", 2), ("3", 3), ("4", 1)):
+        more = ["simulate", "--resume", "--out", out, "--epochs", epochs, "--quiet"]
+        more += ["--set", f"runtime.ranks_per_learner={ranks}", "--set", "runtime.micro_batches=1"]
+        assert main(more) == 0
+        cut = RunDirectory(tmp_path / "run").config()["runtime"]["cut"]
+        assert cut == runtime["cut"] if ranks == 2 else len(cut or ()) == ranks - 1
+    assert "4,000 frames" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------ who is who

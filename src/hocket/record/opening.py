@@ -26,6 +26,7 @@ FREE_ON_RESUME = {
     "runtime.device",
     "runtime.learners",
     "runtime.listen",
+    "runtime.micro_batches",
     "runtime.threads",
     "runtime.on_loss",
     "runtime.ranks_per_learner",
