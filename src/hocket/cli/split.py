@@ -23,9 +23,9 @@ from hocket.support.text import size_of
 
 _SPLIT: Final = """\
 Shows where a task's model would be cut into consecutive stages, one for each
-rank of strategy `pipeline`, or of a learner that is a group (ranks_per_learner):
-what they cost on a minibatch, what they hold, and what goes from one to the
-next. The cut is the one whose slowest stage is
+rank of strategy `pipeline`, or of a learner that is a group
+(runtime.ranks_per_learner): what they cost on a minibatch, what they hold, and
+what goes from one to the next. The cut is the one whose slowest stage is
 fastest, by measured time, or by counted operations (--count), which are the
 same on every machine; --cut tries another.
 
