@@ -39,7 +39,8 @@ from hocket.experiment import Experiment, RuntimeOptions, Seat
 from hocket.models.stages import counted
 from hocket.record.rundir import RunDirectory
 from hocket.runtime.shared.stages.cutting import StageCosts, settled
-from hocket.runtime.shared.stages.group import GroupWorker, Job
+from hocket.runtime.shared.stages.group import GroupWorker
+from hocket.runtime.shared.stages.group_stage import Job
 from hocket.runtime.shared.stages.making import worker_of
 from hocket.runtime.shared.worker import Worker, WorkerState
 from hocket.runtime.sim.cost import Joining

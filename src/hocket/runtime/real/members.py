@@ -31,7 +31,7 @@ from hocket.runtime.net.mailbox import Mailbox
 from hocket.runtime.net.mesh import host_name
 from hocket.runtime.net.store import Store
 from hocket.runtime.real.faults import Fate
-from hocket.runtime.shared.stages.group import GroupStage, Handed, Job, Sums, moved
+from hocket.runtime.shared.stages.group_stage import GroupStage, Handed, Job, Sums, moved
 from hocket.runtime.shared.worker import WorkerState
 
 FIRST: Final = 0

@@ -10,7 +10,8 @@ from hocket.core import device
 from hocket.core.strategy import InStages
 from hocket.experiment import Experiment
 from hocket.runtime.shared.stages.cutting import StageCut
-from hocket.runtime.shared.stages.group import GroupStage, GroupWorker, LocalMembers, Members
+from hocket.runtime.shared.stages.group import GroupWorker, LocalMembers, Members
+from hocket.runtime.shared.stages.group_stage import GroupStage
 from hocket.runtime.shared.stages.worker import StageWorker
 from hocket.runtime.shared.worker import CPU, Worker
 
