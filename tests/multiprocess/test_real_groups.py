@@ -32,6 +32,8 @@ from hocket import (
 )
 from hocket.errors import ConfigError, LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
+from hocket.runtime.launch.launcher import Launcher
+from hocket.runtime.launch.learner_process import ORPHANED
 from hocket.runtime.real.faults import Fault
 
 MOMENTUM = SGD(lr=0.005, momentum=0.9)
@@ -157,10 +159,33 @@ def test_why_a_learner_was_lost_is_in_the_record(tmp_path: Path) -> None:
     assert "process 3, which held stage 2 of its model, gave no sign of life" in said
 
 
+@pytest.mark.parametrize(("process", "others"), [(1, [4]), later(4, [1]), later(6, [1, 5])])
+def test_the_other_ranks_of_a_lost_learner_are_ended(
+    process: int, others: list[int], tmp_path: Path
+) -> None:
+    """By the launcher; a first rank may see it first, and ends as one that was declared lost."""
+    ranks = 3 if process == 6 else 2
+    options = RuntimeOptions(
+        learners=3, **OPTIONS | {"ranks_per_learner": ranks, "cut": CUTS[ranks]}
+    )
+    made = Experiment(Layers(), KStep(sync_every=3), schedule=Constant(epochs=2), options=options)
+    launcher = Launcher(
+        made, tmp_path, False, lambda event: None, faults=(Fault(process, at_draw=3),)
+    )
+    assert [one["rank"] for one in launcher.run()] == [0, 2]
+    codes = {child.rank: child.process.exitcode for child in launcher.children}
+    theirs = {rank: code for rank, code in codes.items() if rank in (process, *others)}
+    assert set(theirs.values()) <= {-signal.SIGKILL, 1}
+    assert theirs[process] == -signal.SIGKILL
+    rest = {code for rank, code in codes.items() if rank not in theirs}
+    assert rest <= {0, ORPHANED}, "the pipe may close as a process that has done ends"
+    assert [loss.rank for loss in launcher.losses] == [1]
+
+
 def test_the_last_learner_may_not_lose_a_rank() -> None:
     options = RuntimeOptions(learners=1, **OPTIONS | {"ranks_per_learner": 2, "cut": (1,)})
     made = Experiment(TASK, AllReduceSGD(), MOMENTUM, Constant(epochs=2), options=options)
-    with pytest.raises(LearnerFailedError, match=r"rank 0 .* nobody is left"):
+    with pytest.raises(LearnerFailedError, match=r"stage 2 of rank 0, .* nobody is left"):
         api.run_real(made, None, progress=False, faults=(Fault(1, at_draw=4),))
 
 

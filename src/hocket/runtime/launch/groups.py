@@ -7,8 +7,11 @@ record. Its launcher is that of its first rank, as both are on one host.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from hocket.runtime.launch.children import Child
+
+NOTICED_S: Final = 0.1  # at most, from the end of a connection to that of its process
 
 
 def learners_of(children: Iterable[Child]) -> list[Child]:
@@ -29,11 +32,25 @@ def first_of(children: Iterable[Child], member: Child) -> Child:
     return next(one for one in children if one.belongs_to is None and one.rank == rank)
 
 
-def why_lost(member: Child, ended_by: str) -> str:
+def ended_first(learner: Child, others: Iterable[Child]) -> Child:
+    """Return which rank of a learner that is lost has ended by itself: the others follow it.
+
+    Those that are not the first wait to be ended, so one that has ended is the cause.
+    """
+    noticed = learner.failure is not None  # it has seen the end of a connection
+    for other in others:
+        if noticed:
+            other.process.join(NOTICED_S)
+        if other.process.exitcode not in (None, 0):
+            return other
+    return learner
+
+
+def why_lost(member: Child) -> str:
     """Say why a learner is lost that has lost one of its ranks."""
     assert member.belongs_to is not None
     stage = member.belongs_to.stage + 1
-    return f"process {member.rank}, which held stage {stage} of its model, {ended_by}"
+    return f"process {member.rank}, which held stage {stage} of its model, {member.ended_by()}"
 
 
 def dismiss(members: Iterable[Child]) -> None:

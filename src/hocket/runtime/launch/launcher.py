@@ -309,19 +309,22 @@ class Launcher:
     def _gone(self, child: Child, reason: str) -> None:
         """Go on without a learner, or stop, as runtime.on_loss says."""
         if child.belongs_to is not None:
-            self._member_gone(child, reason)
+            self._member_gone(child)
             return
         others = groups.others_of(self.children, child)
         if groups.failed_before(others):
             return  # which is looked at next
+        first = groups.ended_first(child, others)
+        if first is not child:
+            reason = groups.why_lost(first)
         if not child.met or not self.experiment.goes_on_without or self.attends(child.rank):
-            raise self._inquiry().died(child)
+            raise self._inquiry().died(first)
         self.note_loss(child.lose(self.now_s(), reason))
         groups.dismiss(others)
         if not self.anybody_left():
-            raise self._inquiry().died(child)
+            raise self._inquiry().died(first)
 
-    def _member_gone(self, member: Child, reason: str) -> None:
+    def _member_gone(self, member: Child) -> None:
         """Lose the learner that a rank belonged to, unless it has ended itself."""
         first = groups.first_of(self.children, member)
         if first.working and not (first.met and member.met):
@@ -330,7 +333,7 @@ class Launcher:
         if first.working:
             first.process.kill()
             first.process.join(PATIENCE_S)
-            self._gone(first, groups.why_lost(member, reason))
+            self._gone(first, groups.why_lost(member))
 
     def anybody_left(self) -> bool:
         """True if a learner works or has finished."""
