@@ -231,8 +231,9 @@ class Job(hocket.Task):
         object.__setattr__(self, "_clock", Clock(self.folder))
 
     def load(self, split: str, item: hocket.Item, epoch: int) -> Any:
-        """Take a minibatch, and note when."""
-        if split == "train":
+        """Take a minibatch, and note when; its parts may be taken one by one."""
+        if split == "train" and self.__dict__.get("_last") != item.id:
+            object.__setattr__(self, "_last", item.id)
             self.__dict__["_clock"].tick()
         return self.__dict__["_batches"][int(str(item.id)) % DISTINCT]
 
@@ -240,7 +241,7 @@ class Job(hocket.Task):
         """Cross-entropy."""
         x, labels = batch
         total = nn.functional.cross_entropy(model(x), labels, reduction="sum")
-        return hocket.Loss(total, BATCH)
+        return hocket.Loss(total, len(labels))
 
 
 def train(strategy: Any, learners: int, steps: int, folder: str) -> None:

@@ -12,6 +12,9 @@ torch's schedules are synchronous: a minibatch is cut into micro-batches, and th
 beginning and end, as Hocket's do with `flush`. Its other gradients are those of SGD; Hocket's
 without a flush are late.
 
+`hocket-group-2-M` is one learner of two ranks (`runtime.ranks_per_learner`), with M micro-batches:
+the whole vector is on its first rank, and travels with every minibatch.
+
 Goal: `hocket-pipeline-2` at least 1.6 times `hocket-1`.
 """
 
@@ -71,6 +74,20 @@ def hocket_pipeline(steps: int, folder: str, **more: Any) -> None:
     assert result.frames == BATCH * (steps + 1)
 
 
+def hocket_group(steps: int, folder: str, micro_batches: int) -> None:
+    result = hocket.train(
+        Job(folder, steps + 1),
+        strategy=hocket.Sequential(),
+        optimizer=hocket.SGD(lr=LR, momentum=MOMENTUM),
+        schedule=hocket.Constant(epochs=1),
+        progress=False,
+        ranks_per_learner=2,
+        micro_batches=micro_batches,
+        cut=(CUT,),
+    )
+    assert result.frames == BATCH * (steps + 1)
+
+
 def _torch_pipeline(
     rank: int, barrier: Any, steps: int, folder: str, micro_batches: int, schedule: str
 ) -> None:
@@ -111,6 +128,8 @@ CONTENDERS: dict[str, Contender] = {
     "hocket-pipeline-2-stashed": partial(hocket_pipeline, weights="stashed"),
     "hocket-flush-2-4": partial(hocket_pipeline, flush=True, micro_batches=4),
     "hocket-flush-2-8": partial(hocket_pipeline, flush=True, micro_batches=8),
+    "hocket-group-2-1": partial(hocket_group, micro_batches=1),
+    "hocket-group-2-4": partial(hocket_group, micro_batches=4),
     "torch-gpipe-2-4": partial(torch_pipeline, micro_batches=4, schedule="ScheduleGPipe"),
     "torch-1f1b-2-4": partial(torch_pipeline, micro_batches=4, schedule="Schedule1F1B"),
     "torch-1f1b-2-8": partial(torch_pipeline, micro_batches=8, schedule="Schedule1F1B"),

@@ -147,15 +147,15 @@ def override(tables: dict[str, dict[str, Any]], setting: str) -> None:
         value = text.strip()
     if key == "name":
         rename(tables, table, value)
-    if (table, key) == ("strategy", "stages"):
-        _drop_other_cut(tables.get("strategy", {}), value)
+    if (table, key) in (("strategy", "stages"), ("runtime", "ranks_per_learner")):
+        _drop_other_cut(tables.get(table, {}), value)
     tables.setdefault(table, {})[key] = value
 
 
-def _drop_other_cut(strategy: dict[str, Any], stages: Any) -> None:
+def _drop_other_cut(table: dict[str, Any], stages: Any) -> None:
     """Forget where a model was cut into another number of stages, as in a run that is resumed."""
-    if len(strategy.get("cut") or ()) + 1 != stages:
-        strategy.pop("cut", None)
+    if len(table.get("cut") or ()) + 1 != stages:
+        table.pop("cut", None)
 
 
 def _known(name: str, choices: typing.Iterable[str], what: str) -> None:

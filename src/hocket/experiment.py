@@ -10,7 +10,7 @@ from hocket.core.codec import FLOAT32, Codec
 from hocket.core.device import LIBRARIES, DeviceName, Precision, Transport
 from hocket.core.flat import Flat, Layout
 from hocket.core.limits import check_numbers
-from hocket.core.strategy import Extent, Strategy
+from hocket.core.strategy import Extent, InStages, Strategy
 from hocket.core.task import Task
 from hocket.data.pool import Pool, Sharding
 from hocket.errors import require
@@ -27,6 +27,9 @@ class RuntimeOptions:
     """The `[runtime]` table. Intervals are in epochs of committed frames."""
 
     learners: int = 1
+    ranks_per_learner: int = 1  # each learner is a group of ranks that hold one stage each
+    micro_batches: int = 1  # of a minibatch, so that all ranks of a group compute at once
+    cut: tuple[int, ...] | None = None  # first layer of a group's stages but one. None: balanced
     seed: int = 0
     init: str | None = None  # start from this run's model, or from a model file
     sharding: Sharding = "pool"  # fixed: an item belongs to the same learner in every epoch
@@ -48,7 +51,10 @@ class RuntimeOptions:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        for key in ("learners", "threads", "keep_checkpoints"):
+        for key in (
+            *("learners", "ranks_per_learner", "micro_batches"),
+            *("threads", "keep_checkpoints"),
+        ):
             value = getattr(self, key)
             require(value >= 1, f"runtime.{key} must be at least 1, not {value}")
         for key in ("timeout_s", "silence_s", "evaluate_every", "checkpoint_every", "log_every"):
@@ -61,7 +67,38 @@ class RuntimeOptions:
             self.guard_factor > 1, f"runtime.guard_factor must be above 1, not {self.guard_factor}"
         )
         self._check_transport()
+        self._check_groups()
         require(self.seed >= 0, f"runtime.seed must be at least 0, not {self.seed}")
+
+    def _check_groups(self) -> None:
+        size, cut = self.ranks_per_learner, self.cut
+        require(
+            cut is None or len(cut) == size - 1,
+            f"runtime.cut = {list(cut or ())} makes {len(cut or ()) + 1} stages, and "
+            f"runtime.ranks_per_learner is {size}",
+        )
+        require(
+            size > 1 or self.micro_batches == 1,
+            f"runtime.micro_batches = {self.micro_batches} has no effect: a learner is one rank, "
+            "which computes a minibatch at once; set runtime.ranks_per_learner, or leave it out",
+        )
+        if size == 1:
+            return
+        require(
+            self.precision == "float32",
+            f"runtime.precision = {self.precision!r} does not go together with "
+            "runtime.ranks_per_learner: stages compute in float32 only; leave the precision out",
+        )
+        require(
+            self.transport != "mpi",
+            "runtime.transport = 'mpi' does not go together with runtime.ranks_per_learner: MPI "
+            "would have to start the other ranks of each learner; leave the transport at 'auto'",
+        )
+        require(
+            not self.listen,
+            "runtime.listen has no effect together with runtime.ranks_per_learner: learners that "
+            "are groups cannot join a running run; leave it out",
+        )
 
     def _check_transport(self) -> None:
         name = f"runtime.transport = {self.transport!r}"
@@ -80,6 +117,14 @@ class RuntimeOptions:
             f"{name} cannot go on without a learner that is lost: set "
             "runtime.on_loss = 'stop', or leave the transport at 'auto'",
         )
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a process belongs: the rank that strategies know, and its stage of that one's model."""
+
+    rank: int
+    stage: int  # 0: it is that rank itself, alone or the first of a group
 
 
 @dataclass(frozen=True)
@@ -117,7 +162,30 @@ class Experiment:
         self.strategy.check_codec(self.codec)
         if self.options.transport == "mpi":
             self._check_mpi()
+        if self.options.ranks_per_learner > 1:
+            self._check_groups()
         self.lr_factor()
+
+    def _check_groups(self) -> None:
+        """Refuse what cannot be done by learners of which no rank has the whole model at work."""
+        strategy, options = self.strategy, self.options
+        named = f"runtime.ranks_per_learner = {options.ranks_per_learner}"
+        require(
+            not isinstance(strategy, InStages),
+            f"{named} has no effect: strategy {strategy.name!r} cuts the model into stages itself; "
+            "set strategy.stages and leave ranks_per_learner out",
+        )
+        require(
+            not strategy.takes_products,
+            f"{named} does not go together with strategy {strategy.name!r}: a curvature product "
+            "goes through the model twice, and stages do not do that; choose another method",
+        )
+        require(
+            options.micro_batches == 1 or self.optimizer.natural_gradient is None,
+            f"runtime.micro_batches = {options.micro_batches} does not go together with natural "
+            f"gradient (optimizer {self.optimizer.name!r}): it takes a minibatch as a whole; leave "
+            "micro_batches out",
+        )
 
     def _check_mpi(self) -> None:
         """Refuse what would not travel over MPI, though the user asked for it."""
@@ -172,6 +240,25 @@ class Experiment:
     def num_ranks(self) -> int:
         """Learners, and the ranks that attend to them."""
         return self.options.learners + self.strategy.attendants(self.options.learners)
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks, and the other ranks of learners that are groups: what an engine is to bring."""
+        return self.num_ranks + self.options.learners * (self.options.ranks_per_learner - 1)
+
+    def seat(self, number: int) -> Seat:
+        """Return the place of a process: learners and attendants, then the others of each group."""
+        others = self.options.ranks_per_learner - 1
+        beyond = number - self.num_ranks
+        if beyond < 0 or not others:
+            return Seat(number, 0)
+        return Seat(beyond // others, 1 + beyond % others)
+
+    def others_of(self, learner: int) -> range:
+        """Return the numbers of the processes that a learner consists of besides its first."""
+        others = self.options.ranks_per_learner - 1 if learner < self.options.learners else 0
+        first = self.num_ranks + learner * others
+        return range(first, first + others)
 
     def on_hosts(self, num_hosts: int) -> Experiment:
         """Return it as it runs on so many hosts: a default of the strategy may depend on that."""

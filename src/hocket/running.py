@@ -18,7 +18,6 @@ import torch
 
 from hocket import config
 from hocket.core.limits import MOST_PROCESSES
-from hocket.core.strategy import InStages
 from hocket.data.pool import Pool
 from hocket.errors import ConfigError, require
 from hocket.experiment import Experiment
@@ -39,7 +38,7 @@ from hocket.runtime.launch.joining import Door
 from hocket.runtime.launch.on_ray.cluster import RayCluster
 from hocket.runtime.launch.on_ray.ray_launcher import RayLauncher
 from hocket.runtime.real.faults import Fault
-from hocket.runtime.shared.stages.cutting import settled
+from hocket.runtime.shared.stages.cutting import StageCut, kept_cut, settled, with_cut
 from hocket.runtime.sim import outcome
 from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.joins import Group
@@ -107,13 +106,18 @@ def run_real(
     engine = engine_of(host) if cluster is None else cluster.name
     num_hosts = cluster.num_nodes if cluster else 1 if host is None else host.count
     cost = measured() if host is None and cluster is None else counted  # hosts differ in speed
+    require(
+        cluster is None or options.ranks_per_learner == 1,
+        "--engine ray does not go together with runtime.ranks_per_learner: Ray may place the ranks "
+        "of a learner on several nodes; leave one of them out",
+    )
     before = out if resume else None
     experiment = _in_stages(experiment.on_hosts(max(1, num_hosts)), before, cost)
     if options.transport == "mpi":
         engines.check_mpi(experiment.num_ranks)
     _check_listen(experiment, out, engine, alone=host is None and cluster is None)
     head = host is None or host.is_head
-    processes = -(-experiment.num_ranks // max(1, num_hosts))
+    processes = -(-experiment.num_processes // max(1, num_hosts))
     require(
         processes <= MOST_PROCESSES,
         f"{processes:,} learners on one host would be as many processes, and at most "
@@ -158,14 +162,13 @@ def run_real(
 
 def _in_stages(experiment: Experiment, before: Path | None, cost: Costs = counted) -> Experiment:
     """Cut the model if it is to be in stages; a run that goes on keeps its cut."""
-    strategy = experiment.strategy
-    if not isinstance(strategy, InStages):
+    cutting = StageCut.of(experiment)
+    if cutting is None:
         return experiment
-    if before is not None and strategy.cut is None:
-        kept = RunDirectory(before).config()["strategy"]
-        if kept.get("stages") == strategy.stages and kept.get("cut") is not None:
-            strategy = dataclasses.replace(strategy, cut=tuple(kept["cut"]))
-            return dataclasses.replace(experiment, strategy=strategy)
+    if before is not None and cutting.cut is None:
+        kept = kept_cut(RunDirectory(before).config(), cutting)
+        if kept is not None:
+            return with_cut(experiment, kept)
     threads = torch.get_num_threads()
     torch.set_num_threads(experiment.options.threads)
     try:
@@ -332,6 +335,11 @@ def _refuse_joins(experiment: Experiment, cluster: Cluster, replay: Path | None)
     """Refuse planned joinings where they can have no effect."""
     why = experiment.strategy.takes_nobody_in_because
     require(
+        not (cluster.joins and experiment.options.ranks_per_learner > 1),
+        "learners that are groups (runtime.ranks_per_learner) cannot join a running run; leave "
+        "[[joins]] out",
+    )
+    require(
         not (cluster.joins and why),
         f"strategy {experiment.strategy.name!r} takes nobody in: {why}; leave [[joins]] out",
     )
@@ -342,8 +350,9 @@ def _refuse_joins(experiment: Experiment, cluster: Cluster, replay: Path | None)
 
 
 def _title(experiment: Experiment) -> str:
-    learners = experiment.options.learners
-    return f"{experiment.strategy.name} on {learners} learner{'s' if learners > 1 else ''}"
+    learners, size = experiment.options.learners, experiment.options.ranks_per_learner
+    groups = f" of {size} ranks each" if size > 1 else ""
+    return f"{experiment.strategy.name} on {learners} learner{'s' if learners > 1 else ''}{groups}"
 
 
 def notes(experiment: Experiment) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.strategies import PushPull
-from helpers.tasks import InRows, Quadratic
+from helpers.tasks import InLayers, InRows, Quadratic
 
 from hocket import (
     ADMM,
@@ -60,25 +60,40 @@ class Case:
     keeper: bool = False  # rank 0 has what nobody else has
     thorough: bool = True  # False: its effects are much like another row's, so fewer seeds do
     many: int = 1000  # seeds of the long form
+    ranks_per_learner: int = 1
+
+    @property
+    def task_type(self) -> type[Quadratic]:
+        """A small task: its model can be cut, or the codec of the row has something to code."""
+        if self.ranks_per_learner > 1:
+            return InLayers
+        return Quadratic if self.codec is FLOAT32 else InRows
 
     def quadratic(self, **more: Any) -> Quadratic:
-        """A small task whose model this row's codec has something to code of."""
-        return (Quadratic if self.codec is FLOAT32 else InRows)(**more)
+        """Such a task."""
+        return self.task_type(**more)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a row sets in the `[runtime]` table."""
+        size = self.ranks_per_learner
+        return {} if size == 1 else {"ranks_per_learner": size}
 
     @property
     def seeds(self) -> int:
         """How many random clusters; `many` in the long form."""
-        return 200 if self.thorough else 30
+        return 200 if self.thorough else 30 if self.ranks_per_learner == 1 else 8
 
     @property
     def plans(self) -> int:
         """How many fault plans; 1,000 in the long form."""
-        return 90 if self.thorough else 30
+        return 90 if self.thorough else 30 if self.ranks_per_learner == 1 else 20
 
     @property
     def id(self) -> str:
         usual = type(self.strategy)().parameters()
         coded = "" if self.codec is FLOAT32 else f"+{self.codec.name}"
+        coded += f"-groups{self.ranks_per_learner}" if self.ranks_per_learner > 1 else ""
         return (
             self.strategy.name
             + coded
@@ -198,8 +213,16 @@ CASES = [
     # not a product, but it proves the vocabulary, so it is held to the same
     Case(PushPull(), (2, 4), keeper=True),
 ]
+# Learners that are groups of ranks. What does not depend on where a gradient comes from (joinings,
+# replays, loops of one's own, which refuse them or never see them) is held by the rows above.
+GROUPS = [
+    Case(KStep(sync_every=3), (2,), ranks_per_learner=2, thorough=False),
+    Case(ASGD(servers=2), (2,), one_learner_is_sgd=False, ranks_per_learner=2, thorough=False),
+    Case(ADPSGD(), (4,), ranks_per_learner=2, thorough=False),
+]
+ROWS = [*CASES, *GROUPS]
 PARALLEL = [c for c in CASES if c.strategy.max_learners != 1]
-SYNCHRONOUS = [c for c in CASES if c.strategy.synchronous]
+SYNCHRONOUS = [c for c in ROWS if c.strategy.synchronous]
 
 
 def each(cases: Iterable[Case]) -> pytest.MarkDecorator:

@@ -7,24 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.cases import CASES, Case, each, sparingly
+from conformance.cases import ROWS, Case, each, sparingly
 from helpers.audit import Auditor, check_witnessed
 from helpers.runs import real, simulated, simulator, uneven
-from helpers.tasks import Witness, WitnessInRows
+from helpers.tasks import (
+    InLayers,
+    InRows,
+    Quadratic,
+    Witness,
+    WitnessInLayers,
+    WitnessInRows,
+)
 
 from hocket import Cluster, Constant
-from hocket.core.codec import FLOAT32
 from hocket.experiment import Experiment, RuntimeOptions
 
 # ------------------------------------------------------------------ the ledger
 
 
-@sparingly(CASES)
+@sparingly(ROWS)
 @pytest.mark.parametrize("sharding", ["pool", "fixed"])
 def test_the_ledger_closes_in_both_worlds(case: Case, sharding: str, tmp_path: Path) -> None:
     """Every frame is accounted for, and every item was computed once: the task itself saw it."""
     task = case.quadratic(num_items=23, uneven=True)
-    kind = Witness if case.codec is FLOAT32 else WitnessInRows
+    kind = {Quadratic: Witness, InRows: WitnessInRows, InLayers: WitnessInLayers}[case.task_type]
     frames = sum(task.frames_of(i) for i in range(23))
     for learners in case.learners:
         more: dict[str, Any] = {"schedule": Constant(epochs=2), "sharding": sharding}
@@ -37,7 +43,7 @@ def test_the_ledger_closes_in_both_worlds(case: Case, sharding: str, tmp_path: P
             assert sum(one.frames for one in result.learners) == 2 * frames
 
 
-@each(CASES)
+@each(ROWS)
 def test_every_item_is_computed_exactly_once_per_epoch_before_it_is_settled(case: Case) -> None:
     task, learners = case.quadratic(num_items=23), case.learners[-1]
     experiment = Experiment(
@@ -45,7 +51,7 @@ def test_every_item_is_computed_exactly_once_per_epoch_before_it_is_settled(case
         case.strategy,
         codec=case.codec,
         schedule=Constant(epochs=2),
-        options=RuntimeOptions(learners=learners),
+        options=RuntimeOptions(learners=learners, **case.options),
     )
     sim = simulator(experiment, uneven(learners, 2))
     auditor = Auditor(sim)
@@ -59,7 +65,7 @@ def test_every_item_is_computed_exactly_once_per_epoch_before_it_is_settled(case
 # ------------------------------------------------------------------ adversity
 
 
-@each(CASES)
+@each(ROWS)
 def test_no_deadlock_in_random_clusters(case: Case) -> None:
     task, learners = case.quadratic(num_items=9, uneven=True), case.learners[-1]
     frames = sum(task.frames_of(i) for i in range(9))
@@ -69,7 +75,7 @@ def test_no_deadlock_in_random_clusters(case: Case) -> None:
             case.strategy,
             codec=case.codec,
             schedule=Constant(epochs=1),
-            options=RuntimeOptions(learners=learners, seed=seed),
+            options=RuntimeOptions(learners=learners, seed=seed, **case.options),
         )
         sim = simulator(experiment, uneven(learners, seed))
         sim.run()
@@ -79,7 +85,7 @@ def test_no_deadlock_in_random_clusters(case: Case) -> None:
 # ------------------------------------------------------------------ the record
 
 
-@sparingly(CASES)
+@sparingly(ROWS)
 def test_both_worlds_leave_the_same_kind_of_record(case: Case, tmp_path: Path) -> None:
     learners = case.learners[0]
     more: dict[str, Any] = {"schedule": Constant(epochs=2)}

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance.cases import CASES, SYNCHRONOUS, Case, each, sparingly, waits
+from conformance.cases import CASES, ROWS, SYNCHRONOUS, Case, each, sparingly, waits
 from helpers.runs import (
     keep_only_first_checkpoint,
+    point,
     real,
     same_model,
     simulated,
@@ -33,7 +34,7 @@ def test_every_strategy_is_held_to_it() -> None:
 # ------------------------------------------------------------------ it learns
 
 
-@each(CASES)
+@each(ROWS)
 def test_converges_on_a_quadratic(case: Case) -> None:
     task = case.quadratic()
     for learners in case.learners:
@@ -46,11 +47,11 @@ def test_converges_on_a_quadratic(case: Case) -> None:
             evaluate_every=40,
             checkpoint_every=40,
         )
-        w = result.model["w"].numpy()
+        w = point(result).numpy()
         assert np.abs(w - task.optimum).max() < 0.03, (learners, w, task.optimum)
 
 
-@sparingly(CASES)
+@sparingly(ROWS)
 def test_learns_a_small_acoustic_problem(case: Case) -> None:
     task = acoustic(num_frames=8000)
     bayes = task.bayes_error("dev")
@@ -77,7 +78,7 @@ def plain_sgd(task: Quadratic, order: list[int], lr: float, momentum: float) -> 
     return next(model.parameters()).detach()
 
 
-@each(CASES)
+@each(ROWS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_one_learner_is_plain_sgd_bit_for_bit(case: Case, momentum: float) -> None:
     if not case.one_learner_is_sgd:
@@ -89,13 +90,13 @@ def test_one_learner_is_plain_sgd_bit_for_bit(case: Case, momentum: float) -> No
     order = [int(i) for epoch in range(3) for i in pool.order(epoch)]
     expected = plain_sgd(task, order, 0.05, momentum)
     result = simulated(task, case, 1, optimizer=optimizer, schedule=schedule)
-    assert torch.equal(result.model["w"], expected)
+    assert torch.equal(point(result), expected)
 
 
 # ------------------------------------------------------------------ determinism
 
 
-@sparingly(CASES)
+@sparingly(ROWS)
 def test_same_seed_same_trace_same_model(case: Case) -> None:
     task = case.quadratic(uneven=True)
     for learners in case.learners:
@@ -144,7 +145,7 @@ def test_simulator_equals_real_processes_bit_for_bit(case: Case, task: Quadratic
 # ------------------------------------------------------------------ resuming
 
 
-@each(CASES)
+@each(ROWS)
 def test_resumed_simulation_equals_the_whole_bit_for_bit(case: Case, tmp_path: Path) -> None:
     for learners in case.learners:
         whole_dir, part_dir = tmp_path / f"whole{learners}", tmp_path / f"part{learners}"
@@ -182,7 +183,7 @@ def test_resumed_real_run_equals_the_whole_bit_for_bit(case: Case, tmp_path: Pat
     assert same_model(whole, part)
 
 
-@sparingly(CASES)
+@sparingly(ROWS)
 def test_resumes_with_another_number_of_learners(case: Case, tmp_path: Path) -> None:
     if case.strategy.max_learners == 1:
         pytest.skip("runs on one learner only")
@@ -199,5 +200,5 @@ def test_resumes_with_another_number_of_learners(case: Case, tmp_path: Path) -> 
         frames = [run.frames + run.discarded_frames for run in (first, second)]
         assert frames[0] == frames[1]
         coarse = isinstance(case.codec, Lossy)  # one bit for each of five values
-        away = np.abs(second.model["w"].numpy() - task.optimum).max()
+        away = np.abs(point(second).numpy() - task.optimum).max()
         assert away < (0.3 if coarse else 0.2)  # from 1.1 at the start

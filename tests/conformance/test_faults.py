@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.cases import CASES, Case, each
+from conformance.cases import CASES, GROUPS, Case, each
 from helpers.fault_plans import SimFault, kinds_of
 from helpers.faults import (
     FaultySimulator,
@@ -31,7 +31,7 @@ from hocket.errors import ConfigError, LearnerFailedError
 from hocket.experiment import Experiment, RuntimeOptions
 
 HOLDING = [Case(Ahead(), (2, 4)), Case(AheadTogether(), (2, 4))]  # items in hand at quiet points
-ROWS = [*CASES, *HOLDING]
+ROWS = [*CASES, *GROUPS, *HOLDING]
 NUM_RESUMED = 2  # plans of a row after which a run is resumed from one of its checkpoints
 
 

@@ -214,6 +214,7 @@ def experiment_of(case: Case, seed: int) -> Experiment:
             checkpoint_every=0.7,
             silence_s=SILENCE_S,
             trace=True,
+            **case.options,
         ),
     )
 

@@ -36,7 +36,12 @@ def parts_of(case: Any) -> dict[str, Any]:
 def parts_and_options(case: Any, more: dict[str, Any]) -> dict[str, Any]:
     """All that `api` is given for a row of the table: `more` as far as it fits the method."""
     parts = parts_of(case)
-    return OPTIONS | parts | fitting(parts["strategy"], more)
+    return OPTIONS | getattr(case, "options", {}) | parts | fitting(parts["strategy"], more)
+
+
+def point(result: Result) -> torch.Tensor:
+    """The vector that the model of a `Quadratic` is, whether or not it is in layers."""
+    return next(value for name, value in result.model.items() if name.endswith("w"))
 
 
 def simulated(task: Any, strategy: Any, cluster: Cluster | int = 1, **more: Any) -> Result:

@@ -101,6 +101,40 @@ class InRows(Quadratic):
         return Row()
 
 
+class Shift(nn.Module):
+    """Takes a vector away from what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(DIM))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.w
+
+
+class Idle(nn.Module):
+    """Has a parameter that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class InLayers(Quadratic):
+    """The same with a model that can be cut in two."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(Shift(), Idle())
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        errors = 0.5 * (CURVATURE * model(batch)) ** 2
+        return Loss(errors.sum(), len(batch))
+
+
 @dataclass(frozen=True)
 class WithBuffers(Quadratic):
     """The same with a batch-norm layer, whose statistics are not parameters."""
@@ -148,6 +182,11 @@ class Witness(Quadratic):
 @dataclass(frozen=True)
 class WitnessInRows(Witness, InRows):
     """The same with a model of one column."""
+
+
+@dataclass(frozen=True)
+class WitnessInLayers(Witness, InLayers):
+    """The same with a model that can be cut in two."""
 
 
 @dataclass(frozen=True)

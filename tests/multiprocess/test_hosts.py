@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 import hocket
 from hocket.errors import ConfigError
+from hocket.experiment import Experiment, RuntimeOptions
+from hocket.runtime.launch.host_launcher import HostLauncher
 from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.net.store import Place
 
@@ -96,6 +98,28 @@ def test_a_learner_killed_on_another_host_is_lost_and_the_run_goes_on(
     summary = rows(out)[-1]
     assert summary["frames"] == 40 * 4000, "the ledger closes"
     assert [one["lost"] for one in summary["learners"]].count(True) == 1
+
+
+@needs_network
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_group_of_another_host_is_lost_with_any_of_its_ranks(
+    pair: network.Pair, tmp_path: Path
+) -> None:
+    """All ranks of a learner are on its host: four processes on each, for two learners."""
+    out = tmp_path / "run"
+    more = ("strategy.name=kstep", "schedule.epochs=40", "runtime.ranks_per_learner=2")
+    processes = train(pair, out, *more, "model.width=16")
+    wait_for(lambda: sum(r["event"] == "train" for r in rows(out)) > 2)
+    there = learners_below(processes[1])
+    assert len(there) == 4
+    max(there, key=lambda p: p.pid).kill()  # it is started last: the second rank of learner 3
+    finish(processes)
+    (lost,) = (r for r in rows(out) if r["event"] == "lost")
+    assert lost["rank"] == 3
+    summary = rows(out)[-1]
+    assert summary["frames"] == 40 * 4000, "the ledger closes"
+    assert [one["lost"] for one in summary["learners"]] == [False, False, False, True]
 
 
 @needs_network
@@ -194,3 +218,18 @@ def test_learners_are_shared_out_over_hosts() -> None:
     assert ranks(4, 2, 3) == [[0, 1, 4, 6], [2, 3, 5]]
     with pytest.raises(ConfigError, match=r"1 learner\(s\) cannot be divided among 2 hosts"):
         ranks(1, 2)
+
+
+def test_the_ranks_of_a_learner_share_its_host() -> None:
+    store: Any = None
+    place = Place("nowhere:0", b"")
+    options = RuntimeOptions(learners=5, ranks_per_learner=3)
+    experiment = Experiment(hocket.Synthetic(), hocket.ASGD(servers=2), options=options)
+    shares = []
+    for number in range(2):
+        host = LearnerHost(number, 2, store, place, 10.0)
+        launcher = HostLauncher(experiment, None, False, print, host=host)
+        shares.append([experiment.seat(one) for one in launcher.ranks()])
+    assert sorted(seat.rank for seat in shares[0]) == [0, 0, 0, 1, 1, 1, 5]
+    assert sorted(seat.rank for seat in shares[1]) == [2, 2, 2, 3, 3, 3, 4, 4, 4, 6]
+    assert sum(map(len, shares)) == experiment.num_processes == 17

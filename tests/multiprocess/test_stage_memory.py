@@ -1,4 +1,4 @@
-"""A rank of a pipeline holds its stage and no more, also while it builds, scores and saves it."""
+"""A rank with a stage holds it and no more, also while it is built, scored and saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from helpers.runs import real
 from torch import nn
 
-from hocket import SGD, Constant, Item, Loss, Pipeline, Task
+from hocket import SGD, Constant, Item, Loss, Pipeline, Sequential, Task
 
 # A layer has 41 MB: what is below 32 the C library may keep when it is given back. Beside its stage
 # a rank loads modules and opens connections: some 12 MB, whatever the model.
@@ -70,6 +70,13 @@ class Heavy(Task):
         return Loss(model(batch).square().mean(1).sum(), BATCH)
 
 
+def largest(folder: Path, process: int) -> int:
+    """The largest memory of a process above its baseline."""
+    lines = (folder / f"{process}.txt").read_text().split("\n")
+    baseline, peak = map(int, lines[-2].split())  # the last one that is whole
+    return peak - baseline
+
+
 @pytest.mark.long
 def test_a_rank_holds_its_stage_and_no_more(tmp_path: Path) -> None:
     strategy = Pipeline(stages=STAGES, cut=tuple(range(1, STAGES)))
@@ -84,8 +91,33 @@ def test_a_rank_holds_its_stage_and_no_more(tmp_path: Path) -> None:
     stage = 3 * LAYER_BYTES  # parameters, their gradients, and what momentum remembers
     for rank in range(STAGES):
         window = 2 * (strategy.delay(rank) + 1) * BATCH * WIDTH * 4  # what came in and went out
-        lines = (tmp_path / f"{rank}.txt").read_text().split("\n")
-        baseline, peak = map(int, lines[-2].split())  # the last one that is whole
-        share = (peak - baseline) / (stage + window)
+        share = largest(tmp_path, rank) / (stage + window)
         print(f"rank {rank}: {share:.2f} times its stage")
         assert 0.6 < share < ALLOWED, f"rank {rank} held {share:.2f} times its stage"
+
+
+@pytest.mark.long
+def test_a_rank_of_a_group_that_is_not_its_first_holds_its_stage_and_no_more(
+    tmp_path: Path,
+) -> None:
+    """Parameters and a gradient, and what it shares with the first rank to hand them over.
+
+    That are the parameters, and up to three gradients: a slot is free again when the strategy has
+    let go of the one in it.
+    """
+    real(
+        Heavy(str(tmp_path)),
+        Sequential(),
+        optimizer=SGD(lr=0.01, momentum=0.9),
+        schedule=Constant(epochs=1),
+        checkpoint_every=0.5,
+        evaluate_every=0.5,
+        ranks_per_learner=STAGES,
+        cut=tuple(range(1, STAGES)),
+    )
+    window = 2 * BATCH * WIDTH * 4
+    for process in range(STAGES):
+        share = largest(tmp_path, process) / (LAYER_BYTES + window)
+        print(f"process {process}: {share:.2f} times the parameters of its stage")
+        if process:  # a first rank holds vectors of the whole model as well
+            assert 2 < share < ALLOWED * 5, f"process {process} held {share:.2f} times its layer"

@@ -22,7 +22,8 @@ from hocket.support.text import size_of
 
 _SPLIT: Final = """\
 Shows where a task's model would be cut into consecutive stages, one for each
-rank of strategy `pipeline`: what they cost on a minibatch, what they hold, and
+rank of strategy `pipeline`, or of a learner that is a group
+(runtime.ranks_per_learner): what they cost on a minibatch, what they hold, and
 what goes from one to the next. The cut is the one whose slowest stage is
 fastest, by measured time, or by counted operations (--count), which are the
 same on every machine; --cut tries another.
@@ -65,7 +66,9 @@ def _split(args: argparse.Namespace) -> int:
     cut = cut_of(model, found, strategy.stages) if cut is None else cut
     check_cut(cut, layers, strategy.stages)
     printer().print(_table(model, cut, found, counts=args.count))
-    printer().print(f"--set strategy.stages={strategy.stages} --set strategy.cut={list(cut)}")
+    count = strategy.stages
+    printer().print(f"--set strategy.stages={count} --set strategy.cut={list(cut)}")
+    printer().print(f"or --set runtime.ranks_per_learner={count} --set runtime.cut={list(cut)}")
     return 0
 
 

@@ -47,6 +47,19 @@ def seed(device: torch.device, value: int) -> None:
         torch.cuda.manual_seed(value)
 
 
+def random_state(device: torch.device) -> list[torch.Tensor]:
+    """Return how far the generators have got that a minibatch may use."""
+    found = [torch.get_rng_state()]
+    return [*found, torch.cuda.get_rng_state(device)] if device.type == "cuda" else found
+
+
+def set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
+    """Let the generators go on from there; those of another kind of device stay as they are."""
+    torch.set_rng_state(state[0].clone())  # torch 2.13 crashes where memory is not all its own
+    if device.type == "cuda" and len(state) > 1:
+        torch.cuda.set_rng_state(state[1].clone(), device)
+
+
 def move(tree: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device; on the CPU it is the batch itself."""
     if device.type == "cpu":

@@ -19,6 +19,8 @@ MOST: Final[dict[str, int]] = {
     "attendants": 65_536,
     "servers": 65_536,
     "stages": 1_024,
+    "ranks_per_learner": 1_024,
+    "micro_batches": 65_536,
     "threads": 1_024,
     "epochs": 1_000_000,
     "layers": 1_000,

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import astuple, fields, is_dataclass, replace
+from functools import partial
 from types import UnionType
 from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -35,31 +36,36 @@ def flatten(tree: Any, *, dataclasses: bool = True) -> tuple[Any, dict[str, torc
     Messages are read without a template, so they may hold no dataclasses but tickets.
     """
     tensors: dict[str, torch.Tensor] = {}
+    return _walk(tree, "x", tensors, dataclasses=dataclasses), tensors
 
-    def walk(node: Any, path: str) -> Any:
-        if node is None or isinstance(node, bool | int | float | str):
-            return node
-        if isinstance(node, torch.Tensor):
-            tensors[path] = node.detach().cpu()
-            return {"$tensor": path}
-        if isinstance(node, Ticket):
-            return {"$ticket": list(astuple(node))}
-        if isinstance(node, list | tuple):
-            walked = [walk(child, f"{path}.{i}") for i, child in enumerate(node)]
-            return walked if isinstance(node, list) else {"$tuple": walked}
-        if isinstance(node, dict):
-            return {"$dict": [[k, walk(v, f"{path}.{k}")] for k, v in node.items()]}
-        if dataclasses and is_dataclass(node) and not isinstance(node, type):
-            children = {f.name: getattr(node, f.name) for f in fields(node)}
-            children = {k: v for k, v in children.items() if not (v is None and k in OPTIONAL)}
-            return {"$fields": {k: walk(v, f"{path}.{k}") for k, v in children.items()}}
-        raise ContractError(
-            f"cannot pack {type(node).__name__} at {path!r}: use tensors, numbers, strings and "
-            f"tickets, and lists, tuples, {'dicts or dataclasses' if dataclasses else 'or dicts'} "
-            "of them"
-        )
 
-    return walk(tree, "x"), tensors
+def _walk(node: Any, path: str, tensors: dict[str, torch.Tensor], *, dataclasses: bool) -> Any:
+    """Return the skeleton of a node. No inner function: one that calls itself would keep tensors.
+
+    It refers to itself, so they stayed until the garbage collector came by: whole models.
+    """
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, torch.Tensor):
+        tensors[path] = node.detach().cpu()
+        return {"$tensor": path}
+    if isinstance(node, Ticket):
+        return {"$ticket": list(astuple(node))}
+    walk = partial(_walk, tensors=tensors, dataclasses=dataclasses)
+    if isinstance(node, list | tuple):
+        walked = [walk(child, f"{path}.{i}") for i, child in enumerate(node)]
+        return walked if isinstance(node, list) else {"$tuple": walked}
+    if isinstance(node, dict):
+        return {"$dict": [[k, walk(v, f"{path}.{k}")] for k, v in node.items()]}
+    if dataclasses and is_dataclass(node) and not isinstance(node, type):
+        children = {f.name: getattr(node, f.name) for f in fields(node)}
+        children = {k: v for k, v in children.items() if not (v is None and k in OPTIONAL)}
+        return {"$fields": {k: walk(v, f"{path}.{k}") for k, v in children.items()}}
+    raise ContractError(
+        f"cannot pack {type(node).__name__} at {path!r}: use tensors, numbers, strings and "
+        f"tickets, and lists, tuples, {'dicts or dataclasses' if dataclasses else 'or dicts'} "
+        "of them"
+    )
 
 
 def unflatten(skeleton: Any, tensors: dict[str, torch.Tensor], template: Any = None) -> Any:

@@ -117,6 +117,7 @@ class Strategy(ABC, Generic[S]):
     uncoded_because: ClassVar[str] = ""  # if nothing is: why
     in_fixed_order: ClassVar[bool] = False  # asynchronous, but speeds change nothing
     attends_by: ClassVar[str] = "served the others"  # what ranks that draw nothing do
+    takes_products: ClassVar[bool] = False  # asks for `Curvature`
     takes_nobody_in_because: ClassVar[str] = ""  # if no learner can join a running group: why
 
     @abstractmethod

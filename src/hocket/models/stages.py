@@ -149,12 +149,14 @@ def _late(found: tuple[float, Cut]) -> tuple[float, list[int]]:
     return found[0], [-edge for edge in found[1]]
 
 
-def check_cut(cut: Cut, layers: Sequence[SequenceLayer], num_stages: int) -> None:
-    """Refuse a cut that was given and does not fit the model."""
-    named = f"strategy.cut = {list(cut)}"
+def check_cut(
+    cut: Cut, layers: Sequence[SequenceLayer], num_stages: int, asked: str = "strategy.stages"
+) -> None:
+    """Refuse a cut that was given and does not fit; `asked`: the option of their number."""
+    named = f"{asked.partition('.')[0]}.cut = {list(cut)}"
     require(
         len(cut) == num_stages - 1,
-        f"{named} makes {len(cut) + 1} stages, and strategy.stages is {num_stages}",
+        f"{named} makes {len(cut) + 1} stages, and {asked} is {num_stages}",
     )
     edges = [0, *cut, len(layers)]
     require(

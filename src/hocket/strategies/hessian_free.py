@@ -143,6 +143,7 @@ class HessianFree(Strategy[HessianFreeState]):
     )
     commits_when: ClassVar[str] = "the mean gradient over all learners is complete"
     synchronous: ClassVar[bool] = True
+    takes_products: ClassVar[bool] = True
     compensates: ClassVar[bool] = False
     uses_rate: ClassVar[bool] = False
 

@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _cores(experiment: Experiment, nodes: int) -> int:
     """Return how many cores the learners of the fullest node use."""
-    ranks = experiment.on_hosts(nodes).num_ranks
+    ranks = experiment.on_hosts(nodes).num_processes
     return -(-ranks // nodes) * experiment.options.threads
 
 

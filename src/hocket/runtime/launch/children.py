@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from hocket.core.accounts import Books, LostLearner, Vitals
+from hocket.experiment import Seat
 from hocket.record.status import LearnerStatus, State
 from hocket.runtime.launch.learner_process import Pipe
 
@@ -64,6 +66,7 @@ class Child:
     process: LearnerProcess
     pipe: Pipe
     host: str = ""  # empty: this one
+    belongs_to: Seat | None = None  # it is a rank of that learner, but not its first
     summary: dict[str, Any] | None = None
     failure: tuple[str, str, str, str] | None = None  # type, message, doing, traceback
     status: str | None = None
@@ -127,6 +130,10 @@ class Child:
             self.status = body
         elif kind in _MARKS:
             setattr(self, kind, True)
+
+    def pipe_has_news(self) -> bool:
+        """True if it has said something that was not received, or if its pipe has ended."""
+        return bool(wait([self.pipe.fileno()], timeout=0))
 
     @property
     def state(self) -> State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +13,7 @@ from hocket import errors
 from hocket.core.accounts import Books, LostLearner
 from hocket.errors import HocketError, LearnerFailedError, StoreLostError
 from hocket.record.status import EVERY_S, LearnerStatus
+from hocket.runtime.launch.groups import learners_of
 from hocket.runtime.launch.hosts import LearnerHost
 from hocket.runtime.launch.launcher import Launcher
 from hocket.runtime.net.store import Place
@@ -45,13 +45,21 @@ class HostLauncher(Launcher):
         """Take nobody in: only the launcher of a run on one host can form another group."""
 
     def ranks(self) -> list[int]:
-        """Return the learners of this host, and those of it that attend to all."""
+        """Return what to start here: learners of this host, those of it that attend to all, ...
+
+        ... and the other ranks of its learners: these share a host.
+        """
         return self.ranks_of(self.host)
 
     def ranks_of(self, host: LearnerHost) -> list[int]:
         """Return the ranks that a host starts: its learners, and its share of the attendants."""
         learners = self.experiment.options.learners
-        return host.ranks(learners, self.experiment.num_ranks - learners)
+        ranks = host.ranks(learners, self.experiment.num_ranks - learners)
+        return ranks + [other for rank in ranks for other in self.experiment.others_of(rank)]
+
+    def _is_rank(self, number: int) -> bool:
+        """True unless a process is one that a learner consists of besides its first."""
+        return number < self.experiment.num_ranks
 
     def open_place(self) -> Place:
         """Return the store that the head serves for all hosts."""
@@ -68,7 +76,7 @@ class HeadLauncher(HostLauncher):
         """List the learners of other hosts."""
         for number in range(1, self.host.count):
             there = replace(self.host, number=number)
-            for rank in self.ranks_of(there):
+            for rank in filter(self._is_rank, self.ranks_of(there)):
                 self.remote[rank] = RemoteLearner(rank, number)
         return super().open_place()
 
@@ -163,9 +171,9 @@ class OtherHostLauncher(HostLauncher):
         """Pass on the summaries of finished learners; end if the head has ended."""
         self.host.check_head()
         if self._pace.due():
-            stand = [asdict(child.stands(socket.gethostname())) for child in self.children]
+            stand = [asdict(one) for one in self.learners_stand()]
             self.host.store.put(f"stands/{self.host.number}", json.dumps(stand))
-        for child in self.children:
+        for child in learners_of(self.children):
             if child.summary is not None and child.rank not in self.told:
                 self.told.add(child.rank)
                 body = child.summary | {"books": asdict(child.summary["books"])}

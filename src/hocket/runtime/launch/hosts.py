@@ -76,7 +76,8 @@ class LearnerHost:
         if learners < self.count:
             raise ConfigError(
                 f"{learners} learner(s) cannot be divided among {self.count} hosts: give "
-                f"--learners {self.count} or more, or use fewer hosts"
+                f"--learners {self.count} or more, or use fewer hosts (the ranks of a learner, "
+                "runtime.ranks_per_learner, share a host)"
             )
         cuts = [learners * i // self.count for i in range(self.count + 1)]
         mine = range(cuts[self.number], cuts[self.number + 1])

@@ -18,7 +18,7 @@ from hocket.errors import HocketError, LearnerFailedError
 from hocket.runtime.launch.children import Child, tell_all
 
 # Errors of learners that only noticed the failure of another.
-_NOTICED: Final = {"LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
+_NOTICED: Final = {"FencedError", "LearnerFailedError", "PeerLostError", "WaitTimeoutError"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Inquiry:
         others = self._whereabouts(first)
         if kind is not None:
             return kind(message + (others if name in _NOTICED else ""))
-        told = f"rank {first.rank} failed while it {doing}: {name}: {message}{others}"
+        told = f"{self._name(first)} failed while it {doing}: {name}: {message}{others}"
         return LearnerFailedError.unforeseen(told, trace)
 
     def _first_cause(self, failed: Child) -> Child:
@@ -71,9 +71,8 @@ class Inquiry:
         """Return the error of a learner that ended without a word."""
         code = child.process.exitcode
         nobody = "" if self.anybody_left() else "; nobody is left"
-        role = f" (which {self.attends_by})" if child.rank in self.attending else ""
         text = (
-            f"rank {child.rank}{role} (process {child.process.pid}) {child.ended_by()} before its "
+            f"{self._name(child)} (process {child.process.pid}) {child.ended_by()} before its "
             f"work was done{nobody}, so the run was stopped{self._whereabouts(child)}"
         )
         if code == 1:  # it could not report: it did not even start
@@ -87,6 +86,13 @@ class Inquiry:
             text += f"\nA checkpoint in {self.kept}, if there is one, is continued by --resume"
         return LearnerFailedError(text)
 
+    def _name(self, child: Child) -> str:
+        """Name a process by its rank, and by what it did if it was no learner of its own."""
+        if (seat := child.belongs_to) is not None:
+            return f"process {child.rank}, which held stage {seat.stage + 1} of rank {seat.rank},"
+        role = f" (which {self.attends_by})" if child.rank in self.attending else ""
+        return f"rank {child.rank}{role}"
+
     def _whereabouts(self, but: Child) -> str:
         """Ask the others what they are doing."""
         tell_all(self.children, "status")
@@ -96,5 +102,6 @@ class Inquiry:
             if c is but or c.loss is not None:
                 continue
             state = c.status or (f"failed while it {c.failure[2]}" if c.failure else None)
-            lines.append(f"\n  rank {c.rank} {state or 'did not answer'}")
+            who = "rank" if c.belongs_to is None else "process"
+            lines.append(f"\n  {who} {c.rank} {state or 'did not answer'}")
         return "".join(lines)

@@ -28,7 +28,7 @@ from hocket.core.accounts import LostLearner
 from hocket.errors import ConfigError, WaitTimeoutError, require
 from hocket.experiment import Experiment
 from hocket.record.status import LearnerStatus, Status, StatusFile
-from hocket.runtime.launch import joining, learner_process, tokens
+from hocket.runtime.launch import groups, joining, learner_process, tokens
 from hocket.runtime.launch.children import Child, tell_all
 from hocket.runtime.launch.guests.arrivals import GuestBook, open_to_others
 from hocket.runtime.launch.inquiry import Inquiry
@@ -106,8 +106,8 @@ class Launcher:
         return Place(self._server.address, token, here)
 
     def ranks(self) -> list[int]:
-        """Return the ranks to start here: learners, and those that attend to them."""
-        return list(range(self.experiment.num_ranks))
+        """Return what to start here: learners, who attends to them, other ranks of learners."""
+        return list(range(self.experiment.num_processes))
 
     def attends(self, rank: int) -> bool:
         """True of a rank that draws nothing and serves the others, who cannot spare it."""
@@ -146,7 +146,8 @@ class Launcher:
     @property
     def summaries(self) -> list[dict[str, Any]]:
         """What the survivors report."""
-        return [c.summary for c in self.children if c.summary is not None]
+        there = groups.learners_of(self.children)
+        return [c.summary for c in there if c.summary is not None]
 
     @property
     def losses(self) -> list[LostLearner]:
@@ -195,7 +196,9 @@ class Launcher:
                 args=(orders, theirs, wire),
                 name=f"hocket learner {rank}",
             )
-            self.children.append(Child(rank, process, ours, waits=joins))
+            seat = None if joins else self.experiment.seat(rank)
+            belongs_to = seat if seat is not None and seat.stage else None
+            self.children.append(Child(rank, process, ours, waits=joins, belongs_to=belongs_to))
             process.start()
             theirs.close()  # else the end of the pipe would never be seen
 
@@ -242,7 +245,7 @@ class Launcher:
     def learners_stand(self) -> list[LearnerStatus]:
         """Return how each learner stands."""
         here = socket.gethostname()
-        return [child.stands(here) for child in self.children]
+        return [child.stands(here) for child in groups.learners_of(self.children)]
 
     def at_work(self) -> bool:
         """True while any learner works."""
@@ -254,9 +257,9 @@ class Launcher:
             self._guests.look()
         if self._regrouping is not None:
             stopping = self._interrupts > 0
-            self.experiment = self._regrouping.look(
-                self.experiment, self.children, stopping=stopping
-            )
+            grouped = self.experiment.options.ranks_per_learner > 1  # these take nobody in
+            there = groups.learners_of(self.children) if grouped else self.children
+            self.experiment = self._regrouping.look(self.experiment, there, stopping=stopping)
 
     def note_event(self, event: dict[str, Any]) -> None:
         """Pass an event on to the record; with several hosts, the first one keeps it."""
@@ -272,8 +275,11 @@ class Launcher:
             self._gone(child, child.ended_by())
         elif said[0] == "event":
             self.note_event(said[1])
-        elif said[0] == "failed" and said[1][0] == "FencedError" and not child.waits:
-            self._gone(child, said[1][1])
+        elif said[0] == "failed" and not child.waits:
+            if child.failure and child.failure[0] == "FencedError":
+                self._gone(child, child.failure[1])
+        elif said[0] == "leaving" and child.belongs_to is not None:
+            groups.first_of(self.children, child).leaving = True
 
     def _fence_the_silent(self) -> None:
         """End learners that give no sign of life, unless this launcher itself was stopped."""
@@ -306,15 +312,37 @@ class Launcher:
 
     def _gone(self, child: Child, reason: str) -> None:
         """Go on without a learner, or stop, as runtime.on_loss says."""
+        if child.belongs_to is not None:
+            self._member_gone(child)
+            return
+        others = groups.others_of(self.children, child)
+        if groups.failed_before(others):
+            return  # which is looked at next
+        first = groups.ended_first(child, others)
+        if first is not child:
+            reason = groups.why_lost(first)
         if not child.met or not self.experiment.goes_on_without or self.attends(child.rank):
-            raise self._inquiry().died(child)
+            raise self._inquiry().died(first)
         self.note_loss(child.lose(self.now_s(), reason))
+        groups.dismiss(others)
         if not self.anybody_left():
-            raise self._inquiry().died(child)
+            raise self._inquiry().died(first)
+
+    def _member_gone(self, member: Child) -> None:
+        """Lose the learner that a rank belonged to, unless it has ended itself."""
+        first = groups.first_of(self.children, member)
+        if first.working and not (first.met and member.met):
+            raise self._inquiry().died(member)
+        member.left = True
+        if first.working:
+            first.process.kill()
+            first.process.join(PATIENCE_S)
+            self._gone(first, groups.why_lost(member))
 
     def anybody_left(self) -> bool:
         """True if a learner works or has finished."""
-        learners = [c for c in self.children if not self.attends(c.rank)]
+        there = groups.learners_of(self.children)
+        learners = [c for c in there if not self.attends(c.rank)]
         return any(c.working or c.summary is not None for c in learners)
 
     def _inquiry(self) -> Inquiry:

@@ -26,11 +26,13 @@ from hocket.errors import WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.record.rundir import RunDirectory
+from hocket.runtime.net.addresses import own_address
 from hocket.runtime.net.libraries.mpi_group import end_mpi, take_wire
 from hocket.runtime.net.store import Place
 from hocket.runtime.real.faults import Fate, Fault
+from hocket.runtime.real.members import MemberRuntime, StageLostError, line_of
 from hocket.runtime.real.process import ProcessRuntime, TakenAlong
-from hocket.runtime.shared.stages.worker import worker_of
+from hocket.runtime.shared.stages.making import stage_for_group, worker_of
 from hocket.support.ownership import help_in
 from hocket.support.signals import (
     STOP_SIGNALS,
@@ -98,6 +100,26 @@ class Pipe(Protocol):
         ...
 
 
+class Obeys(Protocol):
+    """What a launcher's orders are for."""
+
+    def stop(self) -> None:
+        """Stop at the next boundary."""
+        ...
+
+    def meet(self) -> None:
+        """Meet the others."""
+        ...
+
+    def describe(self) -> str:
+        """Say what it is doing."""
+        ...
+
+    def vitals(self) -> Vitals:
+        """Return its signs of life."""
+        ...
+
+
 class Control:
     """The learner's end of the pipe; its threads give signs of life while the learner computes."""
 
@@ -108,7 +130,7 @@ class Control:
         self._leaving = threading.Event()
         self._told_leaving = False
         self._phases: queue.Queue[NextGroup | None] = queue.Queue()
-        self.runtime: ProcessRuntime | None = None
+        self.runtime: Obeys | None = None
         self._alive_every_s = alive_every_s
         # A process that the task forks must not keep the pipe open after the learner has ended.
         os.register_at_fork(after_in_child=lambda: os.close(pipe.fileno()))
@@ -120,7 +142,7 @@ class Control:
         with self._lock:
             self._pipe.send((kind, body))
 
-    def attach(self, runtime: ProcessRuntime) -> None:
+    def attach(self, runtime: Obeys) -> None:
         """Pass orders on to the runtime; one may have come while it was being built."""
         self.runtime = runtime
         if self._stop:
@@ -192,6 +214,10 @@ def serve(orders: Orders, pipe: Pipe) -> int:
         if orders.run_dir is not None:
             help_in(orders.run_dir)
         react_from_now_on(control.leave_politely, signal.SIGTERM)
+        if orders.experiment.seat(orders.rank).stage:
+            _serve_learner(orders, control)
+            control.tell("done", {})
+            return 0
         runtime = _run(orders, control)
         if runtime is None:
             control.tell("left")
@@ -205,6 +231,26 @@ def serve(orders: Orders, pipe: Pipe) -> int:
         control.tell("failed", (type(error).__name__, str(error), doing, traceback.format_exc()))
         code = 1
     return code
+
+
+def _serve_learner(orders: Orders, control: Control) -> None:
+    """Be one of the ranks that a learner consists of, but not its first, to the end."""
+    experiment, seat = orders.experiment, orders.experiment.seat(orders.rank)
+    options = experiment.options
+    store = orders.place.store(options.timeout_s, orders.rank)
+    line = line_of(experiment, store, seat, own_address(orders.place.towards))
+    control.tell("met")
+    stage = stage_for_group(experiment, orders.local_rank, seat.stage, new=not orders.resume)
+    fate = Fate(orders.faults, orders.rank)
+    runtime = MemberRuntime(stage, line, seat, fate)
+    control.attach(runtime)
+    control.tell("started")
+    try:
+        runtime.run()
+    except StageLostError:
+        time.sleep(options.timeout_s)  # the learner is lost: its launcher ends this process, too
+        raise
+    line.close()
 
 
 def _run(orders: Orders, control: Control) -> ProcessRuntime | None:
@@ -224,11 +270,13 @@ def _run(orders: Orders, control: Control) -> ProcessRuntime | None:
         control.tell("started")
         runtime.run()
         if not runtime.regrouped:
+            runtime.dismiss()
             return runtime
         past = runtime.past()
         control.tell("regrouped")
         phase = control.next_phase(limit_s)
         if phase is None:
+            runtime.dismiss()
             return None
 
 

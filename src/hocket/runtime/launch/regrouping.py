@@ -130,6 +130,8 @@ class Regrouping:
         strategy = experiment.strategy
         if strategy.takes_nobody_in_because:
             return f"strategy {strategy.name!r}: {strategy.takes_nobody_in_because}"
+        if experiment.options.ranks_per_learner > 1:
+            return "learners that are groups (runtime.ranks_per_learner) cannot join a running run"
         if experiment.options.transport in LIBRARIES:
             return f"runtime.transport = {experiment.options.transport!r} cannot form another group"
         learners = len(self._learners(there))

@@ -18,7 +18,7 @@ from hocket.core.accounts import Books, Vitals
 from hocket.core.effects import Boundary, Deliver
 from hocket.data.shared_ledger import open_ledger
 from hocket.errors import FencedError
-from hocket.experiment import Experiment
+from hocket.experiment import Experiment, Seat
 from hocket.record.checkpoint import Checkpoints, Saved
 from hocket.runtime.net.addresses import own_address
 from hocket.runtime.net.exchange import Exchange
@@ -27,6 +27,7 @@ from hocket.runtime.real.connect import carrier
 from hocket.runtime.real.effects.gradients import GradientEffects
 from hocket.runtime.real.effects.stages import StageEffects
 from hocket.runtime.real.faults import Fate
+from hocket.runtime.real.members import RemoteMembers, line_of
 from hocket.runtime.real.quiet import QuietPoints
 from hocket.runtime.real.rank import RankRuntime
 from hocket.runtime.real.timeline import Timeline
@@ -36,7 +37,7 @@ from hocket.runtime.shared.context import RankContext
 from hocket.runtime.shared.context.account import Account
 from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.restore import restore, restore_counters
-from hocket.runtime.shared.stages.worker import worker_of
+from hocket.runtime.shared.stages.making import vectors_on, worker_of
 from hocket.runtime.shared.trace import Trace
 from hocket.runtime.shared.worker import Worker
 
@@ -75,7 +76,8 @@ class ProcessRuntime(RankRuntime):
         past: TakenAlong | None = None,
     ) -> None:
         options = experiment.options
-        on = device.resolve(options.device, rank if local_rank is None else local_rank)
+        place = rank if local_rank is None else local_rank
+        on = vectors_on(experiment, place)
         super().__init__(experiment, rank, on=on, fate=fate)
         past = past or TakenAlong()
         self._names = past.names
@@ -85,10 +87,13 @@ class ProcessRuntime(RankRuntime):
         self._returned = self._over = False
         self._shown = 0.0
         self._store = store
-        exchange = self._join_others(own_address(host), on) if self.size > 1 else None
+        address = own_address(host)
+        exchange = self._join_others(address, on) if self.size > 1 else None
+        members = None if past.worker else self._members(address, place)
         met()
-        place = rank if local_rank is None else local_rank
-        worker = past.worker or worker_of(experiment, place, new=saved is None, rank=rank)
+        worker = past.worker or worker_of(
+            experiment, place, new=saved is None, rank=rank, members=members
+        )
         self._open(worker, exchange, saved)
         self._boundary_services = BoundaryServices(
             worker.layout,
@@ -142,6 +147,19 @@ class ProcessRuntime(RankRuntime):
         fence = self._fence if mesh.num_hosts > 1 else lambda lost: None
         vectors = carrier(self._experiment, self.rank, self._store, address, on)
         return Exchange(mesh, self.size, timeout_s=options.timeout_s, agreed=fence, vectors=vectors)
+
+    def _members(self, address: str, local_rank: int) -> RemoteMembers | None:
+        """Connect to the other ranks of this learner; None: it is one rank."""
+        others = len(self._experiment.others_of(self.rank))
+        if not others:
+            return None
+        line = line_of(self._experiment, self._store, Seat(self.rank, 0), address)
+        on = device.resolve(self._experiment.options.device, local_rank)
+        return RemoteMembers(line, self.rank, 1 + others, on)
+
+    def dismiss(self) -> None:
+        """Let the other ranks of this learner go: it needs no gradient any more."""
+        self._worker.close()
 
     def _fence(self, lost: tuple[int, ...]) -> None:
         """Declare the lost before going on without them; end if this rank was declared lost.

@@ -107,6 +107,14 @@ class Worker:
         """Return the state of a learner that has not begun."""
         return WorkerState({k: b.detach().clone() for k, b in self.model.named_buffers()})
 
+    def close(self) -> None:
+        """Let go of whoever computes with it: nobody."""
+
+    def frames_of(self, split: str, ticket: Ticket, part: Part) -> int:
+        """Return how many frames a part of an item has."""
+        item, _ = self._batch(split, ticket.index, ticket.epoch, part)
+        return item.frames
+
     def bind(self, params: Flat, state: WorkerState) -> None:
         """Make the model's parameters views of `params`, its buffers those of `state`."""
         if params.data_ptr() != self._bound:
@@ -208,11 +216,14 @@ class Worker:
     def _batch(self, split: str, index: int, epoch: int, part: Part) -> tuple[Item, Any]:
         """Load an item, or a part of it."""
         item = self.pool.items(split)[index]
-        batch = self.task.load(split, item, epoch)
+        batch = self._loaded(split, item, epoch)
         if part != WHOLE:
             batch, frames = _part_of(batch, part, item)
             item = replace(item, frames=frames)
         return item, device.move(batch, self.device)
+
+    def _loaded(self, split: str, item: Item, epoch: int) -> Any:
+        return self.task.load(split, item, epoch)
 
     def _loss_of(self, split: str, item: Item, batch: Any, precision: Precision | None) -> Loss:
         with device.computing(self.device, precision or self._precision):

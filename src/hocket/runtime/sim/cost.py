@@ -102,8 +102,10 @@ class Death:
     rank: int
     at_s: float | None = None
     at_draw: int | None = None
+    stage: int = 1  # which rank of a learner that is a group: the one with this stage
 
     def __post_init__(self) -> None:
+        require(self.stage >= 1, f"deaths.stage must be at least 1, not {self.stage}")
         require(
             (self.at_s is None) != (self.at_draw is None),
             f"the death of rank {self.rank} needs either at_s or at_draw",
@@ -238,6 +240,15 @@ class CostModel:
 
     def _ranks(self) -> range:
         return range(len(self._places))
+
+    def device_s(self, rank: int, frames: int) -> float:
+        """Return how long so many frames usually take one device of a rank's host."""
+        return frames / self._places[rank][1].frames_per_s
+
+    def handover_s(self, rank: int, num_bytes: float) -> float:
+        """Return how long two processes of a rank's host take to hand something over."""
+        host = self._places[rank][1]
+        return self._cluster.local_latency_s + num_bytes * 8e-9 / host.memory_gbit
 
     def compute(
         self, rank: int, now: float, frames: int, speed: float = 1.0

@@ -11,6 +11,8 @@ waits until it goes on; the gradient that it was computing takes so much longer.
 declared lost, as by a launcher. When it wakes up it does not know that, and goes on with what has
 reached it; but it is fenced: whatever it sends, settles or asks for reaches nobody.
 
+A learner that is a group is lost with any of its ranks (`stage`).
+
 The loss of a rank that only attends ends the run, as a launcher does, and so does the loss of the
 last learner.
 """
@@ -55,7 +57,7 @@ class SimulatedFaults(SimulatedExchange):
             if death.at_draw is not None:
                 self._deaths_at_draw[death.rank] = death.at_draw
             elif death.at_s is not None and death.at_s >= self.now:
-                self._at(death.at_s, partial(self._die, death.rank))
+                self._at(death.at_s, partial(self._die_as_planned, death.rank))
             else:
                 continue
             self._planned.append(death)
@@ -101,6 +103,11 @@ class SimulatedFaults(SimulatedExchange):
             super().begin(fiber, effect, deliver)
 
     # ------------------------------------------------------------------ deaths
+
+    def _die_as_planned(self, rank: int) -> None:
+        """Let a learner die, or one of the ranks that it consists of: that is the same."""
+        stage = next((d.stage for d in self._planned if d.rank == rank), 1)
+        self._die(rank, "planned fault" + (f" of its stage {stage}" if stage > 1 else ""))
 
     def _die(self, rank: int, reason: str = "planned fault") -> None:
         if rank not in self._living or self.learners[rank].returned:

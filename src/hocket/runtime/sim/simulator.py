@@ -59,7 +59,7 @@ from hocket.runtime.shared.dispatch import Fiber, Handlers
 from hocket.runtime.shared.inbox import Inbox
 from hocket.runtime.shared.reductions import Post
 from hocket.runtime.shared.restore import fitting, restore, restore_counters, same_ranks
-from hocket.runtime.sim.cost import EVALUATION_SPEED, Cluster
+from hocket.runtime.sim.cost import Cluster
 from hocket.runtime.sim.exchange import SimLearner
 from hocket.runtime.sim.joins import Group
 from hocket.runtime.sim.stages import SimulatedStages
@@ -91,6 +91,13 @@ class Simulator(SimulatedStages):
             f"attendants), but {experiment.strategy.name!r} needs {attendants}: leave them out, or "
             "make them agree",
         )
+        most = experiment.options.ranks_per_learner
+        for death in cluster.deaths:
+            require(
+                death.stage <= most,
+                f"[[deaths]] of rank {death.rank} names stage {death.stage}, but each learner has "
+                f"{most} (runtime.ranks_per_learner)",
+            )
         self._group = group or Group.first(experiment, cluster)
         cost = self._group.cost(cluster, experiment.options.seed, attendants)
         super().__init__(experiment, cost)
@@ -296,10 +303,10 @@ class Simulator(SimulatedStages):
         books = context.account.books
         books.draws += effect.ticket is None
         if self._deaths_at_draw.get(rank) == books.draws:
-            self._die(rank)
+            self._die_as_planned(rank)
             return
         grad = self._worker.gradient(effect.params, ticket, context.worker_state, effect.part)
-        start, end = self._cost.compute(rank, self.now, grad.frames)
+        start, end = self._compute(rank, grad.frames)
         books.compute_s += end - start
         self.trace.note(rank, "compute", start, end, ticket.describe(effect.part))
 
@@ -353,7 +360,7 @@ class Simulator(SimulatedStages):
         items = reductions.slice_for(rank, self._living_learners, effect, self._pool)
         state = context.scoring_state or context.worker_state
         tally = self._worker.score(effect.params, state, effect.which, items)
-        start, end = self._cost.compute(rank, self.now, tally.frames, EVALUATION_SPEED)
+        start, end = self._compute_scores(rank, tally.frames, len(items))
         self.trace.note(rank, "evaluate", start, end)
         post = Post(effect, end, deliver, tally)
         self._at(end, lambda: self._post(rank, post))

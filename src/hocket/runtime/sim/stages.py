@@ -1,13 +1,17 @@
-"""Simulated ranks that hold one stage of a model each.
+"""Simulated ranks that hold one stage of a model each: of a strategy in stages, or of a learner.
 
 Every rank has a worker of its own, whose parameters are its stage's. A minibatch's time is shared
 out to the stages by the operations counted in their layers, a third of it forward and the rest
 backward; what goes from stage to stage is a message like any other.
+
+The ranks of a learner that is a group compute in one worker, which is all learners'; a minibatch
+takes them what their schedule takes (`group_cost`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from hocket.core.effects import (
     Deliver,
@@ -21,13 +25,14 @@ from hocket.core.strategy import InStages
 from hocket.errors import DivergedError
 from hocket.experiment import Experiment
 from hocket.runtime.shared.dispatch import Fiber
-from hocket.runtime.shared.stages.cutting import settled, shares
-from hocket.runtime.shared.stages.worker import stage_of, worker_of
+from hocket.runtime.shared.stages.cutting import costs, settled
+from hocket.runtime.shared.stages.group import GroupWorker
+from hocket.runtime.shared.stages.making import worker_of
+from hocket.runtime.shared.stages.worker import stage_of
 from hocket.runtime.shared.worker import Worker
 from hocket.runtime.sim.cost import EVALUATION_SPEED, CostModel
+from hocket.runtime.sim.group_cost import FORWARD, GroupCost
 from hocket.runtime.sim.joins import Group, SimulatedJoins
-
-FORWARD: Final = 1 / EVALUATION_SPEED  # of a minibatch's time; the rest is backward
 
 
 class SimulatedStages(SimulatedJoins):
@@ -39,12 +44,13 @@ class SimulatedStages(SimulatedJoins):
         super().__init__(settled(experiment), cost)
         self._workers: list[Worker] = []
         self._shares = [1.0]
+        self._group_cost: GroupCost | None = None
 
     def _open_workers(self, *, new: bool) -> None:
         """Build one worker for all ranks, or one for each stage of the model."""
         experiment, workers = self._experiment, 1
         if isinstance(experiment.strategy, InStages):
-            self._shares = shares(experiment)
+            self._shares = costs(experiment).shares
             workers = experiment.strategy.stages
         known = self._group.worker
         self._workers = (
@@ -52,10 +58,35 @@ class SimulatedStages(SimulatedJoins):
             if known is not None and workers == 1
             else [worker_of(experiment, 0, new=new, rank=rank) for rank in range(workers)]
         )
+        first = self._workers[0]
+        if isinstance(first, GroupWorker):
+            micro_batches = experiment.options.micro_batches
+            self._group_cost = GroupCost(costs(experiment), first.held_bytes, micro_batches)
 
     def worker(self, rank: int) -> Worker:
         """Return what computes for a rank."""
         return self._workers[min(rank, len(self._workers) - 1)]
+
+    # ------------------------------------------------------------------ learners that are groups
+
+    def _compute(self, rank: int, frames: int) -> tuple[float, float]:
+        """Charge a gradient on so many frames; return when it begins and ends."""
+        group = self._group_cost
+        if group is None or not frames:
+            return self._cost.compute(rank, self.now, frames)
+        device_s = self._cost.device_s(rank, frames)
+        takes_s = group.gradient_s(frames, device_s, partial(self._cost.handover_s, rank))
+        return self._cost.compute(rank, self.now, frames, device_s / takes_s)
+
+    def _compute_scores(self, rank: int, frames: int, items: int) -> tuple[float, float]:
+        """Charge the scoring of held-out items; return when it begins and ends."""
+        group = self._group_cost
+        if group is None or not frames:
+            return self._cost.compute(rank, self.now, frames, EVALUATION_SPEED)
+        device_s = self._cost.device_s(rank, frames)
+        handover = partial(self._cost.handover_s, rank)
+        takes_s = group.forward_s(frames, items, device_s / EVALUATION_SPEED, handover)
+        return self._cost.compute(rank, self.now, frames, device_s / takes_s)
 
     # ------------------------------------------------------------------ the effects
 

@@ -33,21 +33,18 @@ from hocket.core.stage_effects import (
     Passed,
     Returned,
 )
-from hocket.core.strategy import InStages
 from hocket.core.task import Loss, Task
 from hocket.data.pool import Pool
 from hocket.errors import ContractError, TaskError, require
-from hocket.experiment import Experiment
 from hocket.models.partial import partially
 from hocket.models.stages import (
     SequenceLayer,
     Tap,
-    check_cut,
     handed_down,
     keep_only_,
     layers_of,
-    stages_of,
 )
+from hocket.runtime.shared.stages.cutting import GROUPS, StageCut
 from hocket.runtime.shared.worker import Worker, WorkerState, new_model, trained_values
 
 Key: TypeAlias = tuple[int, int, Part]
@@ -70,18 +67,18 @@ class StageWorker(Worker):
         pool: Pool,
         seed: int,
         *,
-        strategy: InStages[Any],
+        cutting: StageCut,
         stage: int,
         **more: Any,
     ) -> None:
         require(
-            strategy.stages == 1 or more.get("precision", "float32") == "float32",
-            f"strategy {strategy.name!r} computes in float32 only: in lower precision backward "
+            cutting.stages == 1 or more.get("precision", "float32") == "float32",
+            f"strategy {cutting.by!r} computes in float32 only: in lower precision backward "
             "would read weights that were rounded at forward; leave runtime.precision out",
         )
-        self._strategy = strategy
+        self._cutting = cutting
         self.stage = stage
-        self.first, self.last = stage == 0, stage + 1 == strategy.stages
+        self.first, self.last = stage == 0, stage + 1 == cutting.stages
         self._under_way: dict[Key, KeptGraph] = {}
         super().__init__(task, pool, seed, **more)
         self._tap = None if self.first and self.last else Tap(self.model)
@@ -91,7 +88,7 @@ class StageWorker(Worker):
     def _new_model(self, init: str | None) -> nn.Module:
         self._start = 0
         self._sizes: list[str] = []
-        if self._strategy.stages == 1:
+        if self._cutting.stages == 1:
             return super()._new_model(init)
         model = partially(lambda: new_model(self.task, self.seed), self._layers)
         held = self._stages(layers_of(model))[self.stage]
@@ -106,23 +103,15 @@ class StageWorker(Worker):
     @property
     def _layers(self) -> slice:
         """The layers of this stage, by the cut alone."""
-        if self._strategy.cut is None:
+        if self._cutting.cut is None:
             raise ContractError("the model was not cut before its stages were built")
-        edges = [0, *self._strategy.cut, None]
+        edges = [0, *self._cutting.cut, None]
         return slice(edges[self.stage], edges[self.stage + 1])
 
     def _stages(self, layers: list[SequenceLayer]) -> list[range]:
         """Return every stage's layers, and note what each holds."""
-        strategy = self._strategy
-        assert strategy.cut is not None
-        check_cut(strategy.cut, layers, strategy.stages)
-        ranges = stages_of(strategy.cut, len(layers))
-        for rank, held in enumerate(ranges):
-            size = sum(layers[number].num_trained for number in held)
-            self._sizes.append(
-                f"{strategy.name}: stage {rank + 1} (rank {rank}) holds layers {held.start} to "
-                f"{held.stop - 1}, {size:,} parameters ({4e-6 * size:.3g} MB)"
-            )
+        ranges = self._cutting.edges(layers)
+        self._sizes += sizes_of(self._cutting, layers, ranges)
         return ranges
 
     def first_params(self) -> Flat:
@@ -141,11 +130,15 @@ class StageWorker(Worker):
         """Let an item go through the stage."""
         with self._lane.work():
             self.bind(effect.params, state)
-            learns = effect.split == "train"
+            learns = self._learns(effect)
             if self.model.training != learns:
                 self.model.train(learns)
             with torch.set_grad_enabled(learns):
                 return self._forward(effect, learns)
+
+    def _learns(self, effect: Forward) -> bool:
+        """Return whether a gradient is wanted."""
+        return effect.split == "train"
 
     def _forward(self, effect: Forward, learns: bool) -> Passed:
         ticket, part = effect.ticket, effect.part
@@ -193,7 +186,7 @@ class StageWorker(Worker):
         require(
             item.frames > 0,
             f"item {item.id!r} cannot be divided into {effect.part[1]} parts that all have frames: "
-            "lower strategy.micro_batches",
+            "lower micro_batches",
         )
         self._seed_stage(key)
         if self._tap is None or entered is None:
@@ -242,21 +235,14 @@ def stage_of(worker: Worker) -> StageWorker:
     return worker
 
 
-def worker_of(experiment: Experiment, local_rank: int, *, new: bool, rank: int = 0) -> Worker:
-    """Load the task; `new`: the model is that of `runtime.init`, if there is one.
-
-    `rank`: of the model's stages, where every rank holds one.
-    """
-    options, strategy = experiment.options, experiment.strategy
-    parts: dict[str, Any] = {
-        "task": experiment.task,
-        "pool": experiment.pool(),
-        "seed": options.seed,
-        "on": device.resolve(options.device, local_rank),
-        "precision": options.precision,
-        "natural_gradient": experiment.optimizer.natural_gradient,
-        "init": options.init if new else None,
-    }
-    if isinstance(strategy, InStages):
-        return StageWorker(**parts, strategy=strategy, stage=rank)
-    return Worker(**parts)
+def sizes_of(cutting: StageCut, layers: list[SequenceLayer], ranges: list[range]) -> list[str]:
+    """Say what each stage holds."""
+    said = []
+    for number, held in enumerate(ranges):
+        size = sum(layers[n].num_trained for n in held)
+        where = " of each learner" if cutting.by == GROUPS else f" (rank {number})"
+        said.append(
+            f"{cutting.by}: stage {number + 1}{where} holds layers {held.start} to "
+            f"{held.stop - 1}, {size:,} parameters ({4e-6 * size:.3g} MB)"
+        )
+    return said
