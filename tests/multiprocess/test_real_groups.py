@@ -74,6 +74,18 @@ def test_simulator_equals_real_processes_bit_for_bit(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("strategy", [ADPSGD(), ASGD(servers=1, overlap=0)], ids=lambda s: s.name)
+def test_a_real_asynchronous_run_is_replayed_bit_for_bit(strategy: Any, tmp_path: Path) -> None:
+    options = RuntimeOptions(
+        learners=2, **OPTIONS | {"ranks_per_learner": 2, "cut": (1,), "trace": True}
+    )
+    made = Experiment(TASK, strategy, MOMENTUM, Constant(epochs=2), options=options)
+    result = api.run_real(made, tmp_path, progress=False)
+    replayed = api.run_simulated(made, Cluster.even(2), None, progress=False, replay=tmp_path)
+    assert same_model(result, replayed)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["auto", "torch"])
 def test_large_pieces_go_through_memory_or_a_library(transport: Any) -> None:
     """Bigger than a message's own buffer: 600 x 600 values are handed over in shared memory."""
