@@ -71,6 +71,7 @@ def test_simulator_equals_real_processes_bit_for_bit(
     assert same_model(a, b)
     assert (a.loss, a.accuracy, a.frames) == (b.loss, b.accuracy, b.frames)
     assert [one.rank for one in b.learners] == [0, 1], "the other ranks are in no record"
+    assert not any(one.lost for one in b.learners), "the other ranks end with their learner"
 
 
 @pytest.mark.long

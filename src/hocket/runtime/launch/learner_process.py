@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hocket.core.accounts import Vitals
+from hocket.core.accounts import Books, Vitals
 from hocket.errors import WaitTimeoutError
 from hocket.experiment import Experiment
 from hocket.record.checkpoint import Checkpoints, Saved
@@ -216,7 +216,7 @@ def serve(orders: Orders, pipe: Pipe) -> int:
         react_from_now_on(control.leave_politely, signal.SIGTERM)
         if orders.experiment.seat(orders.rank).stage:
             _serve_learner(orders, control)
-            control.tell("done", {})
+            control.tell("done", {"books": Books()})  # its learner's are the first rank's
             return 0
         runtime = _run(orders, control)
         if runtime is None:
