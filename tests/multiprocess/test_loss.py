@@ -163,7 +163,8 @@ def test_metrics_and_summary_say_who_was_lost_when_and_how(tmp_path: Path) -> No
     lost = {row["rank"]: row for row in rows if row["event"] == "lost"}
     assert set(lost) == {0, 3}
     assert all("signal 9 (SIGKILL)" in row["reason"] for row in lost.values())
-    assert lost[3]["time_s"] <= lost[0]["time_s"] <= rows[-1]["time_s"]
+    # a busy launcher may hear of both at once, and then of either one first
+    assert all(row["time_s"] <= rows[-1]["time_s"] for row in lost.values())
     summary = {one["rank"]: one for one in rows[-1]["learners"]}
     assert {rank for rank, one in summary.items() if one["lost"]} == {0, 3}
     assert summary[3]["lost_s"] == pytest.approx(lost[3]["time_s"])
