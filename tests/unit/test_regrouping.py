@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from typing import Any
 
@@ -9,12 +11,15 @@ import pytest
 from helpers.tasks import Quadratic
 
 import hocket
+from hocket.errors import ConfigError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.runtime.launch import regrouping
+from hocket.runtime.launch import joining, regrouping
 from hocket.runtime.launch.children import Child
 from hocket.runtime.launch.joining import understood
 from hocket.runtime.launch.learner_process import LEAVE, MEET, STOP, NextGroup
 from hocket.runtime.launch.regrouping import Regrouping
+from hocket.runtime.net.store import Place
+from hocket.runtime.net.store_server import StoreServer
 
 
 class Pipe:
@@ -168,6 +173,31 @@ def test_a_newcomer_that_is_done_before_it_was_let_in_is_forgotten(mark: str) ->
     scene.look()
     assert newcomer not in scene.children
     assert "is done" in scene.store.said["join/1/answer"]
+
+
+def test_whoever_is_killed_while_asking_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A number that was taken for a request that never came is answered, and so is the next."""
+    monkeypatch.setattr(regrouping, "LOOK_EVERY_S", 0.0)
+    scene, token = Scene(), b"t" * 32
+    with contextlib.closing(StoreServer.nearby(token)) as server:
+        store = Place(server.address, token).store(10.0)
+        scene.group.store = store
+        scene.group.attending = frozenset()
+        scene.group.begin = lambda numbers, callers: _refuse()
+        store.add(joining.ASKED, 1)  # and no more
+        assert joining.announce(store, '{"learners": 1}') == 2
+        scene.look()
+        scene.look()
+        answers = [json.loads(store.look(f"join/{n}/answer") or b"{}") for n in (1, 2)]
+        store.close()
+    assert "makes no sense" in answers[0]["refused"]
+    assert answers[1] == {"refused": "it was asked for"}
+
+
+def _refuse() -> list[Child]:
+    raise ConfigError("it was asked for")
 
 
 @pytest.mark.parametrize(

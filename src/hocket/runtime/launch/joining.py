@@ -108,6 +108,17 @@ def ask(run_dir: Path, learners: int, timeout_s: float) -> list[int]:
         store.close()
 
 
+def announce(store: Store, asked: str) -> int:
+    """Put a request where the launcher finds it; return its number.
+
+    To take a number is to announce it: whoever is killed right after leaves a request that makes no
+    sense, which is refused, and the next one has its own number all the same.
+    """
+    number = store.add(ASKED, 1)
+    store.put(f"join/{number}", asked)
+    return number
+
+
 def request(
     store: Store,
     asked: dict[str, Any],
@@ -115,9 +126,7 @@ def request(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Ask for what a table says, and wait for the answer; `meanwhile` may end the wait."""
-    number = store.add("join/next", 1)
-    store.put(f"join/{number}", json.dumps(asked))
-    store.add(ASKED, 1)
+    number = announce(store, json.dumps(asked))
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         meanwhile()

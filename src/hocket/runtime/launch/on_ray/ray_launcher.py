@@ -230,10 +230,8 @@ class RayLauncher(Launcher):
         at = len(self._arrived), there
         if self._offered is not None or not self._arrived or not settled or at == self._refused_at:
             return
-        inner = self._inner
-        self._offered = inner.add("join/next", 1)
-        inner.put(f"join/{self._offered}", json.dumps({"learners": len(self._arrived)}))
-        inner.add(joining.ASKED, 1)
+        asked = json.dumps({"learners": len(self._arrived)})
+        self._offered = joining.announce(self._inner, asked)
         self._refused_at = at  # until there are others, or more
 
     @property
