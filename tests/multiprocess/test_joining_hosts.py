@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ import hocket
 from hocket import running
 from hocket.cli.main import main
 from hocket.errors import ConfigError, HocketError, LearnerFailedError
-from hocket.runtime.launch import joining
+from hocket.runtime.launch import joining, learner_process
 from hocket.runtime.launch.guests.guest_host import GuestHost
 from hocket.runtime.launch.joining import Door
+from hocket.runtime.launch.learner_process import ORPHANED, Control
 from hocket.runtime.net.store import Place
+from hocket.support.fork_server import fork_context
 
 pytestmark = pytest.mark.timeout(300)
 needs_network = pytest.mark.skipif(
@@ -222,3 +226,22 @@ def test_a_run_without_a_directory_cannot_be_found(tmp_path: Path) -> None:
     experiment = replace(experiment, options=replace(experiment.options, listen="127.0.0.1"))
     with pytest.raises(ConfigError, match="needs `out`"):
         running.run_real(experiment, None, progress=False)
+
+
+def _tells(pipe: Connection, kind: str) -> None:
+    Control(pipe, 60.0).tell(kind)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("done", 0), ("failed", 1), ("met", ORPHANED)])
+def test_whoever_has_said_its_last_words_is_no_orphan(kind: str, code: int) -> None:
+    """The launcher ends when all are done: a learner of another host may hear that first."""
+    context = fork_context([learner_process.__name__])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_tells, args=(theirs, kind))
+    process.start()
+    theirs.close()
+    assert ours.recv() == (kind, None)
+    ours.close()
+    process.join(60)
+    assert process.exitcode == code

@@ -44,6 +44,7 @@ from hocket.support.signals import (
 STOP = "stop"  # an order: end at the next boundary, with a checkpoint
 MEET, LEAVE = "meet", "leave"  # orders: to leave the group for another one; for good
 ORPHANED = 3  # exit code of a learner whose launcher has gone
+LAST_WORDS = {"done": 0, "left": 0, "failed": 1}  # and of one that has said so; it may go then
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class Control:
         self._phases: queue.Queue[NextGroup | None] = queue.Queue()
         self.runtime: Obeys | None = None
         self._alive_every_s = alive_every_s
+        self._code_at_end = ORPHANED  # of the pipe, at the launcher's end
         # A process that the task forks must not keep the pipe open after the learner has ended.
         os.register_at_fork(after_in_child=lambda: os.close(pipe.fileno()))
         threading.Thread(target=self._listen, name="control", daemon=True).start()
@@ -139,6 +141,7 @@ class Control:
 
     def tell(self, kind: str, body: Any = None) -> None:
         """Send something to the launcher."""
+        self._code_at_end = LAST_WORDS.get(kind, self._code_at_end)
         with self._lock:
             self._pipe.send((kind, body))
 
@@ -190,7 +193,7 @@ class Control:
                     runtime = self.runtime
                     self.tell("status", runtime.describe() if runtime else "is starting")
         except (EOFError, OSError):
-            os._exit(ORPHANED)
+            os._exit(self._code_at_end)
 
 
 def main(orders: Orders, pipe: Pipe, wire: Connection | None = None) -> None:
