@@ -103,7 +103,8 @@ def test_one_is_killed_a_host_joins_and_its_launcher_is_killed(
     sorted(learners_of(launcher), key=lambda p: p.create_time())[1].kill()
     wait_for(lambda: events(run, "lost"), 100)
     guests = _join(pair, run, "--learners", "2")
-    joined = wait_for(lambda: events(run, "joined"), 100)
+    wait_for(lambda: len(events(run, "joined")) == 2, 100)
+    joined = events(run, "joined")
     first = 3 if strategy == "asgd" else 2  # its server has number 2
     assert [one["rank"] for one in joined] == [first, first + 1]
     family = [p.pid for p in psutil.Process(guests.pid).children(recursive=True)]

@@ -25,7 +25,7 @@ from hocket.runtime.launch import joining, learner_process
 from hocket.runtime.launch.guests.arrivals import CALL_S, LauncherPlace, end_order
 from hocket.runtime.launch.guests.line import Assignment, Hello
 from hocket.runtime.launch.joining import Door
-from hocket.runtime.launch.learner_process import ORPHANED, Orders
+from hocket.runtime.launch.learner_process import LAST_WORDS, ORPHANED, Orders
 from hocket.runtime.net.store import Store
 from hocket.support.fork_server import fork_context
 from hocket.support.progress import Pace
@@ -163,7 +163,8 @@ class GuestHost:
                     one.process.terminate()
             wait([one.process.sentinel for one in self._living()], _POLL_S)
         codes = [one.process.exitcode for one in self.guests]
-        if ORPHANED in codes:
+        failed = LAST_WORDS["failed"] in codes  # of the launcher's end, perhaps, before they see it
+        if ORPHANED in codes or (failed and _is_over(store)):
             raise LearnerFailedError(
                 f"the launcher of the run, on {self.door.host}, has ended or is cut off: resume "
                 "the run there, and join it again"
@@ -201,6 +202,15 @@ class GuestHost:
             if one.process.pid is not None and one.process.is_alive():
                 one.process.kill()
                 one.process.join(PATIENCE_S)
+
+
+def _is_over(store: Store) -> bool:
+    """True if the launcher of the run serves its store no more."""
+    try:
+        store.look(joining.ASKED)
+    except HocketError:
+        return True
+    return False
 
 
 def _guest(orders: Orders, place: LauncherPlace, caller: int, pipe: Connection) -> None:
