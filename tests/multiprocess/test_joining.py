@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers.company import events, until
 from helpers.tasks import Quadratic
 
 import hocket
@@ -19,7 +20,6 @@ from hocket import api
 from hocket.cli.main import main
 from hocket.errors import ConfigError, HocketError
 from hocket.experiment import Experiment, RuntimeOptions
-from hocket.record.rundir import RunDirectory
 from hocket.runtime.launch import joining
 from hocket.runtime.real.faults import Fault
 
@@ -33,20 +33,6 @@ class Slow(Quadratic):
     def load(self, split: str, item: hocket.Item, epoch: int) -> Any:
         time.sleep(0.01)
         return super().load(split, item, epoch)
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    if not (run / "metrics.jsonl").exists():
-        return []
-    lines = RunDirectory(run).metrics_lines()
-    return [event for _, event in lines if event is not None and event["event"] == kind]
-
-
-def until(what: Callable[[], Any], limit_s: float = 100.0) -> None:
-    end = time.monotonic() + limit_s
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def with_company(
